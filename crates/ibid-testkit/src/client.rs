@@ -84,7 +84,7 @@ impl Client {
     /// Reads one head only, interim or final, and leaves its body unread. For `100 Continue` by hand and for responses
     /// that never end.
     pub async fn read_head(&mut self) -> Option<Head> {
-        let lines = patiently(self.wire.read_head()).await?;
+        let lines = with_timeout(self.wire.read_head()).await?;
         let first = lines.split(|&b| b == b'\n').next().unwrap_or_default();
         let status = std::str::from_utf8(first.get(9..12).unwrap_or_default()).ok()?.parse().ok()?;
         Some(Head { status, headers: fields(&lines) })
@@ -92,7 +92,7 @@ impl Client {
 
     /// Reads up to `limit` more bytes as they arrive and ignores framing. Empty when the server has closed.
     pub async fn read_some(&mut self, limit: usize) -> Vec<u8> {
-        patiently(self.wire.read_some(limit)).await
+        with_timeout(self.wire.read_some(limit)).await
     }
 
     /// Waits until the server closes; panics if it sends anything more.
@@ -115,7 +115,7 @@ impl Client {
     }
 
     async fn try_send_bytes(&mut self, bytes: &[u8]) -> bool {
-        patiently(self.wire.stream.write_all(bytes)).await.is_ok()
+        with_timeout(self.wire.stream.write_all(bytes)).await.is_ok()
     }
 
     async fn read_after(&mut self, mut interim: Vec<u16>) -> Option<TestResponse> {
@@ -133,7 +133,7 @@ impl Client {
     async fn read_rest(&mut self, head: Head, interim: Vec<u16>) -> TestResponse {
         let bodiless = self.asked_head || matches!(head.status, 101 | 204 | 304);
         let framing = if bodiless { Framing::Length(0) } else { Framing::of_answer(&head.headers) };
-        let payload = patiently(self.wire.read_payload(framing)).await;
+        let payload = with_timeout(self.wire.read_payload(framing)).await;
         TestResponse {
             status: head.status,
             headers: head.headers,
@@ -340,14 +340,14 @@ pub(crate) enum Framing {
 
 impl Framing {
     pub(crate) fn of_answer(headers: &Fields) -> Framing {
-        Framing::declared(headers).unwrap_or(Framing::UntilClose)
+        Framing::from_headers(headers).unwrap_or(Framing::UntilClose)
     }
 
     pub(crate) fn of_request(headers: &Fields) -> Framing {
-        Framing::declared(headers).unwrap_or(Framing::Length(0))
+        Framing::from_headers(headers).unwrap_or(Framing::Length(0))
     }
 
-    fn declared(headers: &Fields) -> Option<Framing> {
+    fn from_headers(headers: &Fields) -> Option<Framing> {
         if lines_named(headers, "transfer-encoding").any(|v| v.to_ascii_lowercase().ends_with(b"chunked")) {
             return Some(Framing::Chunked);
         }
@@ -489,7 +489,7 @@ pub(crate) fn put_chunk(out: &mut Vec<u8>, bytes: &[u8]) {
 }
 
 /// Waits for `what` for at most [`PATIENCE`], so that a hang fails with a line number instead of blocking the run.
-async fn patiently<T>(what: impl Future<Output = T>) -> T {
+async fn with_timeout<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, what).await.expect("the server said nothing for too long")
 }
 

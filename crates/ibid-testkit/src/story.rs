@@ -327,14 +327,14 @@ impl Stage {
 
     /// Decides on the stored record, and writes the change as `how` says.
     fn step(&mut self, name: &str, actor: &mut Actor, verb: &str, how: Send) -> Result<String, String> {
-        let verdict = self.decided(name, actor, verb)?;
+        let verdict = self.decide_step(name, actor, verb)?;
         match verdict {
-            Verdict::Keep(decision) => Ok(self.words(&decision, self.shelf.record().cloned().as_ref())),
+            Verdict::Keep(decision) => Ok(self.describe(&decision, self.shelf.record().cloned().as_ref())),
             Verdict::Write(change, decision) => match how {
                 Send::Now => self.send(actor, change, decision),
                 Send::NotYet => {
                     let row = change.applied(Stamp { now: self.shelf.now }, self.shelf.record());
-                    let words = self.words(&decision, row.as_deref());
+                    let words = self.describe(&decision, row.as_deref());
                     actor.open.push_back((change, decision));
                     Ok(words)
                 }
@@ -366,7 +366,7 @@ impl Stage {
         if matches!(decision, Decision::Run { .. }) {
             actor.begun = row.clone();
         }
-        Ok(self.words(&decision, row.as_ref()))
+        Ok(self.describe(&decision, row.as_ref()))
     }
 
     fn note_birth(&mut self) {
@@ -383,7 +383,7 @@ impl Stage {
     }
 
     /// Returns the machine's verdict on the step.
-    fn decided(&mut self, name: &str, actor: &mut Actor, verb: &str) -> Result<Verdict, String> {
+    fn decide_step(&mut self, name: &str, actor: &mut Actor, verb: &str) -> Result<Verdict, String> {
         let nonce = self.draw();
         let now = self.shelf.now;
         let (first, rest) = verb.split_once(' ').map_or((verb, ""), |(first, rest)| (first, rest.trim()));
@@ -484,7 +484,7 @@ impl Stage {
     }
 
     /// Returns the decision in a story's words. `row` is the record as the decision leaves it.
-    fn words(&self, decision: &Decision, row: Option<&Record>) -> String {
+    fn describe(&self, decision: &Decision, row: Option<&Record>) -> String {
         let attempt = row.map_or(0, |row| row.attempt);
         match decision {
             Decision::Run { after: 0 } if attempt == 1 => "run".into(),

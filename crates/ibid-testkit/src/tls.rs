@@ -49,18 +49,18 @@ impl Authority {
 
     /// Issues a certificate for these names and addresses, valid now.
     pub fn certificate(&self, names: &[&str]) -> TlsIdentity {
-        self.signed(names, |_| {})
+        self.sign(names, |_| {})
     }
 
     /// Issues a certificate whose last day was in 2021.
     pub fn expired_certificate(&self, names: &[&str]) -> TlsIdentity {
-        self.signed(names, |params| {
+        self.sign(names, |params| {
             params.not_before = rcgen::date_time_ymd(2020, 1, 1);
             params.not_after = rcgen::date_time_ymd(2021, 1, 1);
         })
     }
 
-    fn signed(&self, names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> TlsIdentity {
+    fn sign(&self, names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> TlsIdentity {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let mut params = CertificateParams::new(names).expect("parameters");
         change(&mut params);

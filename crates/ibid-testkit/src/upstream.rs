@@ -299,7 +299,7 @@ impl Ledger {
     }
 
     /// Logs a request that was read to its end.
-    pub(crate) fn executed(&self, mut request: SeenRequest) {
+    pub(crate) fn log_executed(&self, mut request: SeenRequest) {
         let key = request.key();
         request.body.truncate(BODY_KEPT_MAX);
         {
@@ -461,7 +461,7 @@ impl Behaviour {
             "garbage" => self.garbage = true,
             "pause" => self.pause = Duration::from_millis(value.parse().ok()?),
             "once" => self.once = true,
-            "cut" => self.cut = Some(Cut::named(value)?),
+            "cut" => self.cut = Some(Cut::parse(value)?),
             "refuse" | "goaway" | "reset" => self.h2 = Some(directive.to_owned()),
             _ => return None,
         }
@@ -470,7 +470,7 @@ impl Behaviour {
 }
 
 impl Cut {
-    fn named(word: &str) -> Option<Cut> {
+    fn parse(word: &str) -> Option<Cut> {
         Some(match word {
             "unread" => Cut::Unread,
             "read" => Cut::Read,
@@ -527,7 +527,7 @@ async fn converse(stream: TcpStream, number: usize, ledger: &Ledger) {
         }
         let (body, trailers) = (payload.body, payload.trailers);
         let request = SeenRequest { method, target, headers, body, trailers, connection: number };
-        ledger.executed(request.clone());
+        ledger.log_executed(request.clone());
         if behaviour.once && ledger.executions_of(&request.target) > 1 {
             behaviour = Behaviour { status: 201, ..Behaviour::default() };
         }

@@ -183,7 +183,7 @@ async fn serve(
     let target = head.uri.path_and_query().map_or("*", |it| it.as_str()).to_owned();
     let method = head.method.to_string();
     let logged = SeenRequest { method, target, headers, body, trailers: Vec::new(), connection };
-    ledger.executed(logged.clone());
+    ledger.log_executed(logged.clone());
     ledger.hold(&behaviour).await;
     match behaviour.h2.as_deref() {
         Some("goaway=at") => return Some(GoAway),

@@ -38,7 +38,7 @@ fn differences(theirs: &[&str]) -> Vec<LedgerDifference> {
     comparison.finish().differences
 }
 
-async fn letters(ibid: &Ibid) -> Vec<StoredEffect> {
+async fn load_dead_letters(ibid: &Ibid) -> Vec<StoredEffect> {
     Operator::new(ibid).effects(EffectFilter::default()).await.unwrap().0
 }
 
@@ -51,7 +51,7 @@ async fn each_dead_letter_is_written_once(store: Arc<dyn Store>) {
     assert_eq!(write_dead_letters(&*store, "acme", &differences(&["a", "a", "a"])).await.unwrap(), 1);
 
     let ibid = Ibid::start(store.clone(), Settings::default()).await.unwrap();
-    let all = letters(&ibid).await;
+    let all = load_dead_letters(&ibid).await;
     assert_eq!(all.len(), 5);
     for letter in &all {
         assert_eq!(
@@ -72,11 +72,11 @@ async fn each_dead_letter_is_written_once(store: Arc<dyn Store>) {
     let refused = Operator::new(&ibid).retry(seq, &because("try")).await.unwrap_err();
     assert!(matches!(refused, OperatorError::NothingToMake), "{refused:?}");
     Operator::new(&ibid).discard(seq, &because("refunded by hand")).await.unwrap();
-    let discarded = letters(&ibid).await.into_iter().find(|letter| letter.seq == seq).unwrap();
+    let discarded = load_dead_letters(&ibid).await.into_iter().find(|letter| letter.seq == seq).unwrap();
     assert_eq!(discarded.state, EffectState::Discarded);
     // A dead letter that an operator has handled does not return with the next comparison.
     assert_eq!(write_dead_letters(&*store, "acme", &differences_found).await.unwrap(), 0);
-    assert_eq!(letters(&ibid).await.len(), 5);
+    assert_eq!(load_dead_letters(&ibid).await.len(), 5);
 }
 
 fn sqlite(path: &Path) -> Arc<dyn Store> {

@@ -19,7 +19,7 @@ use super::{
 pub async fn an_event_counts_once(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
-    let first = Evidence { owner: Some(nonce()), ..said(&name, executed()) };
+    let first = Evidence { owner: Some(nonce()), ..evidence_about(&name, executed_observation()) };
     let (kept, new) = insert_evidence(&*store, &first).await;
     assert!(new && kept.open, "the event is new");
     assert_eq!(kept.evidence, Evidence { age: Duration::ZERO, ..first.clone() }, "it is stored unchanged");
@@ -39,7 +39,7 @@ pub async fn evidence_speaks_of_its_arrival_less_its_age(subject: &dyn StoreUnde
         put(&*store, &insert(&name, draft(&name, State::Completed))).await.record.created_at
     };
     let before = now().await;
-    let aged = Evidence { age: LONG, ..said(&TestRecord::fresh(), executed()) };
+    let aged = Evidence { age: LONG, ..evidence_about(&TestRecord::fresh(), executed_observation()) };
     let (kept, _) = insert_evidence(&*store, &aged).await;
     let after = now().await;
     let arrived = kept.as_of.after(LONG);
@@ -52,9 +52,9 @@ pub async fn open_evidence_is_found_by_record_and_by_sequence(subject: &dyn Stor
     let (one, other) = (TestRecord::fresh(), TestRecord::fresh());
     let mut stored = Vec::new();
     for (name, what) in
-        [(&one, executed()), (&other, Observation::NotExecuted), (&one, Observation::NotExecuted)]
+        [(&one, executed_observation()), (&other, Observation::NotExecuted), (&one, Observation::NotExecuted)]
     {
-        stored.push(insert_evidence(&*store, &said(name, what)).await.0);
+        stored.push(insert_evidence(&*store, &evidence_about(name, what)).await.0);
     }
     let of = async |name: &TestRecord, limit| open(&*store, EvidenceQuery::Of(name.id), limit).await;
     assert_eq!(of(&one, 10).await, [stored[0].clone(), stored[2].clone()], "oldest first");
@@ -67,7 +67,9 @@ pub async fn open_evidence_is_found_by_record_and_by_sequence(subject: &dyn Stor
     store.dismiss_evidence(vec![stored[0].seq, stored[1].seq]).await.expect("it is dismissed");
     assert_eq!(after(stored[0].seq - 1, 10).await, stored[2..], "what is dismissed is not open");
     assert_eq!(of(&one, 10).await, stored[2..]);
-    let (known, new) = insert_evidence(&*store, &said_as(&one, executed(), &stored[0].evidence.name)).await;
+    let (known, new) =
+        insert_evidence(&*store, &evidence_named(&one, executed_observation(), &stored[0].evidence.name))
+            .await;
     assert!(!new && !known.open, "its event stays known");
 }
 
@@ -81,11 +83,15 @@ pub async fn evidence_on_an_effect_is_found_by_the_providers_name_for_it(subject
         EffectRef::ProviderId { kind: "refund".to_owned(), id },
     ];
     let mut stored = Vec::new();
-    for (at, what) in names.iter().zip([executed(), Observation::NotExecuted, executed()]) {
-        let said =
-            Evidence { about: EvidenceSubject::Effect(at.clone()), ..said(&TestRecord::fresh(), what) };
-        stored.push(insert_evidence(&*store, &said).await.0);
-        assert_eq!(stored.last().map(|stored| &stored.evidence), Some(&said), "it is stored unchanged");
+    for (at, what) in
+        names.iter().zip([executed_observation(), Observation::NotExecuted, executed_observation()])
+    {
+        let evidence = Evidence {
+            about: EvidenceSubject::Effect(at.clone()),
+            ..evidence_about(&TestRecord::fresh(), what)
+        };
+        stored.push(insert_evidence(&*store, &evidence).await.0);
+        assert_eq!(stored.last().map(|stored| &stored.evidence), Some(&evidence), "it is stored unchanged");
     }
     for (at, stored) in names.iter().zip(&stored) {
         assert_eq!(
@@ -107,8 +113,8 @@ pub async fn evidence_is_used_up_with_its_change_or_not_at_all(subject: &dyn Sto
     let name = TestRecord::fresh();
     let unknown = put(&*store, &insert(&name, draft(&name, State::Unknown))).await.record;
     let moved = put(&*store, &replace(&unknown, draft(&name, State::Unknown))).await.record;
-    let (kept, _) = insert_evidence(&*store, &said(&name, executed())).await;
-    let (other, _) = insert_evidence(&*store, &said(&name, executed())).await;
+    let (kept, _) = insert_evidence(&*store, &evidence_about(&name, executed_observation())).await;
+    let (other, _) = insert_evidence(&*store, &evidence_about(&name, executed_observation())).await;
     let mut late = replace(&unknown, draft(&name, State::Completed));
     late.uses = Some(kept.evidence.name.clone());
     refused(&*store, &late, "the record had moved").await;
@@ -131,11 +137,11 @@ pub async fn evidence_goes_after_its_time(subject: &dyn StoreUnderTest) {
     let name = TestRecord::fresh();
     let unknown = put(&*store, &insert(&name, draft(&name, State::Unknown))).await.record;
     let short = async || {
-        let evidence = said(&name, Observation::NotExecuted);
+        let evidence = evidence_about(&name, Observation::NotExecuted);
         store.insert_evidence(evidence, SHORT).await.expect("it is kept").0
     };
     let (used, dismissed, idle) = (short().await, short().await, short().await);
-    let (long, _) = insert_evidence(&*store, &said(&name, executed())).await;
+    let (long, _) = insert_evidence(&*store, &evidence_about(&name, executed_observation())).await;
     let mut settling = replace(&unknown, draft(&name, State::Retryable));
     settling.uses = Some(used.evidence.name.clone());
     assert!(matches!(commit(&*store, &settling).await, Commit::Done(_)));
@@ -152,7 +158,7 @@ pub async fn evidence_goes_after_its_time(subject: &dyn StoreUnderTest) {
 /// Of many concurrent deliveries, one is the first.
 pub async fn of_many_deliveries_of_an_event_one_is_new(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let evidence = said(&TestRecord::fresh(), executed());
+    let evidence = evidence_about(&TestRecord::fresh(), executed_observation());
     let deliveries = (0..50).map(|_| {
         let (store, evidence): (Arc<dyn Store>, _) = (store.clone(), evidence.clone());
         tokio::spawn(async move { store.insert_evidence(evidence, LONG).await.expect("it is kept") })
@@ -163,7 +169,7 @@ pub async fn of_many_deliveries_of_an_event_one_is_new(subject: &dyn StoreUnderT
     assert!(results.iter().all(|(stored, _)| *stored == results[0].0), "all get the same one");
 }
 
-fn executed() -> Observation {
+fn executed_observation() -> Observation {
     let kept = Some(Bytes::from_static(b"\x01an answer"));
     Observation::Executed(AttemptResponse {
         status: 402,
@@ -174,12 +180,12 @@ fn executed() -> Observation {
     })
 }
 
-fn said(name: &TestRecord, what: Observation) -> Evidence {
+fn evidence_about(name: &TestRecord, what: Observation) -> Evidence {
     let event = EventName { source: "psp".to_owned(), event: format!("evt_{:016x}", nonce().0) };
-    said_as(name, what, &event)
+    evidence_named(name, what, &event)
 }
 
-fn said_as(name: &TestRecord, what: Observation, event: &EventName) -> Evidence {
+fn evidence_named(name: &TestRecord, what: Observation, event: &EventName) -> Evidence {
     Evidence {
         name: event.clone(),
         about: EvidenceSubject::Record(name.id),

@@ -11,8 +11,8 @@ use ibid_core::record::{Record, State};
 use ibid_core::scope::RecordId;
 use ibid_core::store::Store;
 
-use super::races::{RACERS, RECORDS, one_winner, race, together};
-use super::upkeep::renewed;
+use super::races::{RACERS, RECORDS, one_winner, race, run_together};
+use super::upkeep::renew_lease;
 use super::{
     LONG, SHORT, StoreUnderTest, TICK, TestRecord, answering, commit, commit_all, draft, finished, fresh,
     fresh_under, insert, load, put, reap_all, refused, replace, take_over, telling,
@@ -87,7 +87,7 @@ pub async fn of_a_finish_and_a_takeover_after_the_lease_one_wins(subject: &dyn S
             }
         }
     });
-    together(pairs.collect()).await;
+    run_together(pairs.collect()).await;
 }
 
 /// A change whose reply was lost finds its own commit.
@@ -114,7 +114,7 @@ pub async fn a_finish_counts_after_renewals(subject: &dyn StoreUnderTest) {
     for times in [1, 3] {
         let running = put(&*store, &fresh(&TestRecord::fresh(), LONG)).await;
         for _ in 0..times {
-            renewed(&*store, &running.record).await;
+            renew_lease(&*store, &running.record).await;
         }
         let stored = put(&*store, &finished(&running.record, b"after all")).await;
         assert_eq!(stored.answer.as_deref(), Some(&b"after all"[..]));
@@ -211,7 +211,7 @@ pub async fn a_fresh_record_is_not_due_after_a_later_write(subject: &dyn StoreUn
         put(&*store, &take_over(of(&names[1]), running(of(&names[1])))).await;
         let unknown = Draft { due_in: Some(LONG), ..draft(&names[2], State::Unknown) };
         put(&*store, &take_over(of(&names[2]), unknown)).await;
-        let until = renewed(&*store, of(&names[3])).await;
+        let until = renew_lease(&*store, of(&names[3])).await;
         let due = due_of(&*store, &names).await;
         let now = load(&*store, names[3].id).await.expect("it stands").now;
         // On a machine so slow that the renewed lease has lapsed as well, the record is due again.

@@ -74,7 +74,7 @@ pub async fn a_renewal_and_a_takeover_never_both_win(subject: &dyn StoreUnderTes
             assert!(taken != renewed, "taken over: {taken}, renewed: {renewed}");
         }
     });
-    together(pairs.collect()).await;
+    run_together(pairs.collect()).await;
 }
 
 /// Two nodes that start at once agree on their secret.
@@ -85,7 +85,7 @@ pub async fn of_many_writers_of_a_value_all_get_the_same(subject: &dyn StoreUnde
         let (store, name) = (store.clone(), name.clone());
         async move { store.put_if_absent(&name, Bytes::from(place.to_string())).await.expect("it is kept") }
     });
-    let values = together(keepers.collect()).await;
+    let values = run_together(keepers.collect()).await;
     assert!(values.iter().all(|value| *value == values[0]), "two writers got different values");
     let after = store.put_if_absent(&name, Bytes::from_static(b"late")).await.expect("it is kept");
     assert_eq!(after, values[0], "the returned value is the stored one");
@@ -104,7 +104,7 @@ pub async fn of_many_writers_of_a_setting_one_wins(subject: &dyn StoreUnderTest)
             (mine, set)
         }
     });
-    let outcomes = together(writers.collect()).await;
+    let outcomes = run_together(writers.collect()).await;
     let stored = store.setting(&name).await.expect("the store answers").expect("it is set");
     for (mine, outcome) in outcomes {
         let expected = if mine == stored { SetOutcome::Won } else { SetOutcome::Lost(Some(stored.clone())) };
@@ -162,7 +162,7 @@ pub(super) async fn race(store: &Arc<dyn Store>, changes: Vec<Change>) -> Vec<(C
             (change, fate)
         }
     });
-    together(racers.collect()).await
+    run_together(racers.collect()).await
 }
 
 /// Returns the one change that was accepted; every other must have received it as the conflict.
@@ -182,7 +182,7 @@ pub(super) fn one_winner(fates: Vec<(Change, Commit)>) -> Change {
 }
 
 /// Runs all of them from one barrier.
-pub(super) async fn together<F>(futures: Vec<F>) -> Vec<F::Output>
+pub(super) async fn run_together<F>(futures: Vec<F>) -> Vec<F::Output>
 where
     F: Future<Output: Send> + Send + 'static,
 {

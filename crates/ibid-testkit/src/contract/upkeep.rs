@@ -22,7 +22,7 @@ pub async fn a_renewal_moves_the_due_instant_and_nothing_else(subject: &dyn Stor
     let running = Draft { due_in: Some(SHORT), purge_in: Some(LONG), ..draft(&name, State::InProgress) };
     let first = put(&*store, &answering(insert(&name, running), b"kept")).await;
     subject.advance(TICK).await;
-    let until = renewed(&*store, &first.record).await;
+    let until = renew_lease(&*store, &first.record).await;
     let after = load(&*store, name.id).await.expect("it stands");
     assert_eq!(after.answer, first.answer, "a renewal leaves the bodies alone");
     let expected = Record { due_at: after.record.due_at, ..(*first.record).clone() };
@@ -71,7 +71,7 @@ pub async fn a_long_run_is_renewed_again_and_again_and_still_finishes(subject: &
     let mut last = first.record.due_at.expect("it holds a lease");
     for _ in 0..20 {
         subject.advance(Duration::from_millis(1)).await;
-        let until = renewed(&*store, &first.record).await;
+        let until = renew_lease(&*store, &first.record).await;
         assert!(until > last, "each renewal ends later than the one before");
         last = until;
         refused(&*store, &take_over(&first.record, running.clone()), "the lease is live").await;
@@ -392,7 +392,7 @@ pub async fn the_first_value_kept_stays(subject: &dyn StoreUnderTest) {
     assert_eq!(other, Bytes::new(), "each name by itself, and nothing is a value too");
 }
 
-pub(super) async fn renewed(store: &dyn Store, record: &Record) -> ibid_core::time::Timestamp {
+pub(super) async fn renew_lease(store: &dyn Store, record: &Record) -> ibid_core::time::Timestamp {
     let fates = store.renew(vec![(record.id, record.version)]).await.expect("a renewal succeeds");
     match fates[..] {
         [RenewOutcome::Until(until)] => until,

@@ -40,7 +40,7 @@ impl Install {
         let bin = bin_directory().unwrap_or_else(|| {
             panic!("PostgreSQL is not installed: run scripts/setup, or install the package `postgresql`")
         });
-        let version = said(Command::new(bin.join("postgres")).arg("--version"));
+        let version = output_of(Command::new(bin.join("postgres")).arg("--version"));
         let version =
             version.expect("postgres tells its version").replace(|c: char| !c.is_alphanumeric(), "-");
         let owner = rustix::process::geteuid().is_root().then(Owner::postgres);
@@ -202,7 +202,7 @@ fn plain(mut command: Command) -> Command {
 
 fn bin_directory() -> Option<PathBuf> {
     let has_server = |bin: &PathBuf| bin.join("initdb").exists() && bin.join("postgres").exists();
-    let configured = said(Command::new("pg_config").arg("--bindir")).map(PathBuf::from);
+    let configured = output_of(Command::new("pg_config").arg("--bindir")).map(PathBuf::from);
     if let Some(bin) = configured.filter(has_server) {
         return Some(bin);
     }
@@ -215,7 +215,7 @@ fn bin_directory() -> Option<PathBuf> {
     })
 }
 
-fn said(command: &mut Command) -> Option<String> {
+fn output_of(command: &mut Command) -> Option<String> {
     let output = command.output().ok().filter(|output| output.status.success())?;
     Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
 }

@@ -217,7 +217,7 @@ impl World {
         read(self.app.clone().oneshot(post.build()).await).await
     }
 
-    fn sent(&self, post: Post) -> tokio::task::JoinHandle<AttemptResponse> {
+    fn spawn_send(&self, post: Post) -> tokio::task::JoinHandle<AttemptResponse> {
         let call = self.app.clone().oneshot(post.build());
         tokio::spawn(async move { read(call.await).await })
     }
@@ -309,7 +309,7 @@ async fn a_missing_or_unreadable_key_stores_nothing() {
 #[tokio::test]
 async fn a_mismatch_is_refused_in_every_state_before_409() {
     let world = world(Policy { wait: Duration::ZERO, ..Policy::default() }).await;
-    let running = world.sent(pay("k").does("gate"));
+    let running = world.spawn_send(pay("k").does("gate"));
     world.api.begun.notified().await;
     let other = || pay("k").does("gate").body("other");
     assert_eq!(world.send(other()).await.problem(), "key-reused");
@@ -334,7 +334,7 @@ async fn a_mismatch_is_refused_in_every_state_before_409() {
 #[tokio::test]
 async fn forty_at_once_run_once_and_get_equal_answers() {
     let world = world(Policy::default()).await;
-    let all: Vec<_> = (0..40).map(|_| world.sent(pay("k").does("gate"))).collect();
+    let all: Vec<_> = (0..40).map(|_| world.spawn_send(pay("k").does("gate"))).collect();
     world.api.begun.notified().await;
     world.open_gate(40);
     let mut replays = 0;
@@ -349,7 +349,7 @@ async fn forty_at_once_run_once_and_get_equal_answers() {
 #[tokio::test]
 async fn a_client_that_will_not_wait_gets_409_with_retry_after() {
     let world = world(Policy::default()).await;
-    let running = world.sent(pay("k/1").does("gate"));
+    let running = world.spawn_send(pay("k/1").does("gate"));
     world.api.begun.notified().await;
     let refused = world.send(pay("k/1").does("gate").with("prefer", "wait=0")).await;
     assert_eq!((refused.status, refused.problem().as_str()), (409, "request-in-progress"));
@@ -363,7 +363,7 @@ async fn a_client_that_will_not_wait_gets_409_with_retry_after() {
 #[tokio::test]
 async fn in_flight_conflict_refuses_at_once() {
     let world = world(Policy { in_flight: InFlight::Conflict, ..Policy::default() }).await;
-    let running = world.sent(pay("k").does("gate"));
+    let running = world.spawn_send(pay("k").does("gate"));
     world.api.begun.notified().await;
     assert_eq!(world.send(pay("k").does("gate")).await.status, 409);
     world.open_gate(1);
@@ -423,10 +423,10 @@ async fn forty_waiters_on_a_request_that_fails_never_run_it() {
         [("429", "request-in-progress"), ("500", "outcome-unknown"), ("503", "outcome-unknown")]
     {
         let world = world(Policy::default()).await;
-        let gated = world.sent(pay("k").does("gate"));
+        let gated = world.spawn_send(pay("k").does("gate"));
         world.api.begun.notified().await;
         drop(gated);
-        let waiters: Vec<_> = (0..40).map(|_| world.sent(pay("k").does("gate"))).collect();
+        let waiters: Vec<_> = (0..40).map(|_| world.spawn_send(pay("k").does("gate"))).collect();
         while world.ibid.waiting() < 40 {
             tokio::task::yield_now().await;
         }
@@ -465,7 +465,7 @@ async fn end_by_hand(world: &World, stored: ibid_core::change::StoredRecord, sta
 #[tokio::test]
 async fn a_client_that_hangs_up_finds_its_answer_stored() {
     let world = world(Policy::default()).await;
-    let hung_up = world.sent(pay("k").does("gate"));
+    let hung_up = world.spawn_send(pay("k").does("gate"));
     world.api.begun.notified().await;
     hung_up.abort();
     assert!(hung_up.await.is_err());
@@ -660,7 +660,7 @@ async fn with_the_store_down_nothing_runs_and_the_client_gets_503() {
 async fn a_begin_whose_reply_is_lost_is_recognised_as_ones_own() {
     let world = world(Policy::default()).await;
     world.store.set(StoreFault::LosesReplies);
-    let answer = world.sent(pay("k"));
+    let answer = world.spawn_send(pay("k"));
     while world.store.commits() == 0 {
         tokio::task::yield_now().await;
     }
@@ -687,7 +687,7 @@ async fn a_begin_given_up_is_released_and_the_key_stays_free() {
 async fn a_response_not_stored_in_time_is_marked_and_stored_later() {
     let settings = Settings { finish_wait: Duration::from_millis(30), ..Settings::default() };
     let world = world_with(Policy::default(), vec![], settings).await;
-    let running = world.sent(pay("k").does("gate"));
+    let running = world.spawn_send(pay("k").does("gate"));
     world.api.begun.notified().await;
     world.store.set(StoreFault::Down);
     world.open_gate(1);
@@ -707,7 +707,7 @@ async fn a_response_not_stored_in_time_is_marked_and_stored_later() {
 #[tokio::test]
 async fn a_lapsed_attempts_late_response_settles_the_record() {
     let world = world(Policy::default()).await;
-    let running = world.sent(pay("k").does("gate"));
+    let running = world.spawn_send(pay("k").does("gate"));
     world.api.begun.notified().await;
     world.hands.advance(Duration::from_secs(61));
     let refused = world.send(pay("k").does("gate")).await;
@@ -765,7 +765,7 @@ async fn fresh_node(world: &World) -> IdempotencyService<Router> {
 async fn two_nodes_on_one_store_run_a_key_once() {
     let world = world(Policy::default()).await;
     let other = fresh_node(&world).await;
-    let running = world.sent(pay("k").does("gate"));
+    let running = world.spawn_send(pay("k").does("gate"));
     world.api.begun.notified().await;
     let waiting = tokio::spawn({
         let call = other.clone().oneshot(pay("k").does("gate").build());
@@ -838,7 +838,7 @@ async fn the_stripe_profile_speaks_as_its_clients_expect() {
     assert_eq!((freed.text("idempotency-key"), freed.text("stripe-should-retry")), (Some("f"), None));
     assert!(!world.send(pay("f")).await.is_replay(), "and it may be sent again");
     while futures_util::FutureExt::now_or_never(world.api.begun.notified()).is_some() {}
-    let running = world.sent(pay("g").does("gate"));
+    let running = world.spawn_send(pay("g").does("gate"));
     world.api.begun.notified().await;
     let busy = world.send(pay("g").does("gate")).await;
     let body: serde_json::Value = serde_json::from_slice(&busy.body).unwrap();
@@ -974,7 +974,7 @@ async fn the_status_page_shows_the_state_and_the_stored_answer() {
             .header("x-tenant", "acme"),
         body: Body::empty(),
     };
-    let running = world.sent(pay("k").does("gate"));
+    let running = world.spawn_send(pay("k").does("gate"));
     world.api.begun.notified().await;
     let state = |answer: &AttemptResponse| serde_json::from_slice::<serde_json::Value>(&answer.body).unwrap();
     assert_eq!(state(&world.send(page("")).await)["state"], "in_progress");

@@ -39,7 +39,7 @@ async fn an_effect_enqueued_with_a_business_row_is_carried_out_once() {
     assert_eq!(worker.run_once().await.unwrap(), WorkerRound { done: 1, ..WorkerRound::default() });
     assert!(worker.run_once().await.unwrap().is_idle());
 
-    let effect = world.only().await;
+    let effect = world.only_effect().await;
     assert_eq!((effect.state, effect.tries, effect.due_at), (Done, 1, None));
     assert_eq!(effect.result.as_deref(), Some(&b"receipt"[..]));
     assert_eq!(effect.provider_id.as_deref(), Some("ch_1"));
@@ -101,7 +101,7 @@ async fn an_ended_effect_is_reaped_but_a_dead_one_never() {
         .await
         .unwrap();
     assert_eq!(reap().await, (1, 1), "then the record goes, and what was done long ago");
-    let discarded = world.only().await;
+    let discarded = world.only_effect().await;
     assert_eq!((discarded.state, discarded.done_at.is_some()), (Discarded, true));
     world.pass(10 * DAY);
     assert_eq!(reap().await, (0, 1), "its time counts from when it was discarded");
@@ -171,7 +171,7 @@ async fn a_lapsed_repeatable_effect_is_called_again_under_its_key() {
     let provider = Provider::new("bob", |_| made());
     let worker = world.worker(&provider);
     assert_eq!(worker.run_once().await.unwrap().again, 1, "noticed, and queued again");
-    assert_eq!(world.only().await.state, Queued);
+    assert_eq!(world.only_effect().await.state, Queued);
     world.pass(10);
     assert_eq!(worker.run_once().await.unwrap().done, 1);
     assert_eq!(provider.calls()[0].downstream_key, gate.provider.calls()[0].downstream_key);
@@ -189,7 +189,7 @@ async fn a_lapsed_non_repeatable_effect_is_never_called_again() {
     assert_eq!(worker.run_once().await.unwrap().dead, 1);
     world.pass(1_000_000);
     assert!(worker.run_once().await.unwrap().is_idle());
-    let effect = world.only().await;
+    let effect = world.only_effect().await;
     assert_eq!((effect.state, effect.due_at), (Unknown, None));
     assert!(provider.calls().is_empty());
     assert_eq!(world.ledger(), ["bob charge unknown: the worker that held it went silent"]);
@@ -207,13 +207,13 @@ async fn verify_decides_about_an_uncertain_call() {
         world.pay("k", [NewEffect::new("charge", "charge", "").verified()]).await;
         let worker = world.worker(&provider);
         assert_eq!(worker.run_once().await.unwrap().again, 1);
-        let effect = world.only().await;
+        let effect = world.only_effect().await;
         assert_eq!((effect.state, effect.last_error.as_deref()), (Unknown, Some("reset by peer")));
         world.pass(59);
         assert!(worker.run_once().await.unwrap().is_idle(), "not asked before it can have settled");
         world.pass(17);
         worker.run_once().await.unwrap();
-        assert_eq!(world.only().await.state, state);
+        assert_eq!(world.only_effect().await.state, state);
         assert_eq!(provider.calls().len(), 1);
     }
 }
@@ -232,7 +232,7 @@ async fn an_effect_verified_as_not_made_is_called_as_if_new() {
     // The key's window has passed at the lookup; no call was made under the key.
     world.pass(25 * 3600);
     assert_eq!(worker.run_once().await.unwrap().again, 1);
-    assert_eq!(world.only().await.called_at, None);
+    assert_eq!(world.only_effect().await.called_at, None);
     world.pass(60);
     assert_eq!(worker.run_once().await.unwrap().done, 1);
     assert_eq!(provider.calls().len(), 2);
@@ -252,8 +252,8 @@ async fn an_inconclusive_verification_leaves_the_effect_unknown() {
     }
     world.pass(1000);
     assert_eq!(worker.run_once().await.unwrap().dead, 1);
-    assert_eq!((world.only().await.state, world.only().await.due_at), (Unknown, None));
-    assert_eq!((provider.calls().len(), provider.asked()), (1, 3));
+    assert_eq!((world.only_effect().await.state, world.only_effect().await.due_at), (Unknown, None));
+    assert_eq!((provider.calls().len(), provider.verify_count()), (1, 3));
     assert_eq!(world.ledger(), ["w charge unknown: the provider was asked, and could not tell"]);
 }
 
@@ -267,12 +267,12 @@ async fn a_worker_that_comes_back_late_is_refused_with_its_rows() {
     worker.run_once().await.unwrap();
     world.pass(10);
     assert_eq!(worker.run_once().await.unwrap().done, 1);
-    let before = world.only().await;
+    let before = world.only_effect().await;
 
     gate.open();
     assert_eq!(zombie.await.unwrap(), WorkerRound { lost: 1, ..WorkerRound::default() });
     assert_eq!(world.ledger(), ["bob charge done"]);
-    let after = world.only().await;
+    let after = world.only_effect().await;
     assert_eq!((after.version, after.result), (before.version, before.result));
 }
 
@@ -284,7 +284,10 @@ async fn a_claim_that_ends_before_its_call_is_returned_uncalled() {
     world.pay("k", [NewEffect::new("charge", "charge", "").rules(rules)]).await;
     assert_eq!(world.worker(&provider).run_once().await.unwrap().again, 1);
     assert!(provider.calls().is_empty());
-    assert_eq!(world.only().await.last_error.as_deref(), Some("the lease was over before the call began"));
+    assert_eq!(
+        world.only_effect().await.last_error.as_deref(),
+        Some("the lease was over before the call began")
+    );
 }
 
 #[tokio::test]
@@ -298,14 +301,14 @@ async fn pauses_grow_and_are_never_shorter_than_the_provider_asks() {
     let worker = world.worker(&provider);
     for (tries, pause) in [(1, 2.0), (2, 4.0), (3, 8.0)] {
         assert_eq!(worker.run_once().await.unwrap().again, 1);
-        let effect = world.only().await;
+        let effect = world.only_effect().await;
         assert_eq!((effect.tries, effect.state), (tries, Queued));
         let due_in = effect.due_at.unwrap().since(effect.now).as_secs_f64();
         assert!((0.75 * pause..=1.25 * pause).contains(&due_in), "try {tries}: {due_in}");
         world.pass(10);
     }
     worker.run_once().await.unwrap();
-    let effect = world.only().await;
+    let effect = world.only_effect().await;
     let due_in = effect.due_at.unwrap().since(effect.now).as_secs_f64();
     assert!((900.0..=1.25 * 900.0).contains(&due_in), "{due_in}");
     world.pass(899);
@@ -324,7 +327,7 @@ async fn tries_end_in_a_dead_letter_with_the_last_error() {
         world.pass(1000);
     }
     assert_eq!(worker.run_once().await.unwrap().dead, 1);
-    let effect = world.only().await;
+    let effect = world.only_effect().await;
     assert_eq!((effect.state, effect.due_at, effect.tries), (Dead, None, 3));
     let error = effect.last_error.unwrap();
     assert!(error.starts_with("3: xxx") && error.len() < 1100, "{}", error.len());
@@ -342,14 +345,14 @@ async fn past_the_key_window_a_repeatable_effect_is_not_called() {
     worker.run_once().await.unwrap();
     world.pass(24 * 3600);
     assert_eq!(worker.run_once().await.unwrap().dead, 1);
-    assert_eq!((world.only().await.state, provider.calls().len()), (Unknown, 1));
+    assert_eq!((world.only_effect().await.state, provider.calls().len()), (Unknown, 1));
     // With an operator's confirmation it is called all the same.
     Operator::new(&world.ibid)
-        .retry(world.only().await.seq, &because("the provider has no such charge"))
+        .retry(world.only_effect().await.seq, &because("the provider has no such charge"))
         .await
         .unwrap();
     worker.run_once().await.unwrap();
-    assert_eq!((world.only().await.state, provider.calls().len()), (Queued, 2));
+    assert_eq!((world.only_effect().await.state, provider.calls().len()), (Queued, 2));
 }
 
 #[tokio::test]
@@ -361,7 +364,7 @@ async fn panics_and_time_outs_of_a_handler_are_uncertain_calls() {
         world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
         let worker = world.building(&provider).timeout(Duration::from_millis(100)).build().unwrap();
         assert_eq!(worker.run_once().await.unwrap().dead, 1);
-        let effect = world.only().await;
+        let effect = world.only_effect().await;
         assert_eq!((effect.state, effect.last_error.as_deref()), (Unknown, Some(said)));
     }
 }
@@ -396,9 +399,9 @@ async fn a_dead_effect_made_after_all_answers_its_record() {
     assert!(matches!(world.ibid.begin(world.ask("k")).await.unwrap(), Begin::Skip(Outcome::Unknown { .. })));
     assert_eq!(world.ledger(), ["w charge dead: card declined"]);
 
-    let seq = world.only().await.seq;
+    let seq = world.only_effect().await.seq;
     Operator::new(&world.ibid).retry(seq, &because("another card")).await.unwrap();
-    assert_eq!(world.only().await.tries, 0);
+    assert_eq!(world.only_effect().await.tries, 0);
     let other = Provider::new("w", |_| made());
     assert_eq!(world.worker(&other).run_once().await.unwrap().done, 1);
     assert_eq!(world.record("k").await.state, State::Completed);
@@ -411,14 +414,14 @@ async fn a_call_without_its_owed_answer_leaves_the_record_unknown() {
     let provider = Provider::new("w", |_| CallOutcome::Made(outbox::CallResult::default()));
     world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
     assert_eq!(world.worker(&provider).run_once().await.unwrap().done, 1);
-    assert_eq!((world.only().await.state, world.record("k").await.state), (Done, State::Unknown));
+    assert_eq!((world.only_effect().await.state, world.record("k").await.state), (Done, State::Unknown));
 }
 
 #[tokio::test]
 async fn an_operator_moves_only_dead_or_unknown_effects() {
     let world = World::new().await;
     world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
-    let seq = world.only().await.seq;
+    let seq = world.only_effect().await.seq;
     let refused = Operator::new(&world.ibid).retry(seq, &because("why not")).await;
     assert!(matches!(refused, Err(OperatorError::EffectNotNow(Queued))), "{refused:?}");
     let absent = Operator::new(&world.ibid).discard(seq + 1, &because("no reason")).await;
@@ -427,7 +430,7 @@ async fn an_operator_moves_only_dead_or_unknown_effects() {
     let provider = Provider::new("w", |_| CallOutcome::Refused { why: "no".into() });
     world.worker(&provider).run_once().await.unwrap();
     Operator::new(&world.ibid).discard(seq, &because("refunded by hand")).await.unwrap();
-    assert_eq!(world.only().await.state, Discarded);
+    assert_eq!(world.only_effect().await.state, Discarded);
     let history = world.ibid.store().history(world.record("k").await.id).await.unwrap();
     let lines: Vec<_> = history.iter().map(|(_, line)| (line.what, line.detail.as_str())).collect();
     assert!(
@@ -450,7 +453,7 @@ async fn an_effect_discarded_during_verify_leaves_its_record_unknown() {
     world.owe("k", NewEffect::new("charge", "charge", "").verified().owing()).await;
     world.worker(&provider).run_once().await.unwrap();
     assert_eq!(world.record("k").await.state, State::Pending);
-    Operator::new(&world.ibid).discard(world.only().await.seq, &because("give up")).await.unwrap();
+    Operator::new(&world.ibid).discard(world.only_effect().await.seq, &because("give up")).await.unwrap();
     assert_eq!(world.record("k").await.state, State::Unknown);
 }
 
@@ -483,7 +486,7 @@ async fn an_unrecorded_result_is_recorded_without_a_second_call() {
     world.sql("alter table ledger rename to elsewhere");
     let worker = world.worker(&provider);
     assert_eq!(worker.run_once().await.unwrap().lost, 1);
-    let effect = world.only().await;
+    let effect = world.only_effect().await;
     assert_eq!((effect.state, effect.provider_id.as_deref()), (Claimed, Some("ch_1")));
     assert!(effect.last_error.unwrap().contains("no such table"));
 
@@ -502,7 +505,7 @@ async fn a_result_whose_commit_got_no_reply_is_written_once() {
         world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
         let worker = world.lossy_worker(&provider, &[Reply::Comes, reply]);
         assert_eq!(worker.run_once().await.unwrap().done, 1, "{reply:?}");
-        assert_eq!(world.only().await.state, Done);
+        assert_eq!(world.only_effect().await.state, Done);
         assert_eq!((provider.calls().len(), world.ledger().len()), (1, 1), "{reply:?}");
     }
 }
@@ -518,7 +521,7 @@ async fn a_claim_that_got_no_reply_is_not_called_and_given_back() {
         world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
         let worker = world.lossy_worker(&provider, &[reply]);
         assert_eq!(worker.run_once().await.unwrap(), round, "{reply:?}");
-        assert_eq!((world.only().await.state, provider.calls().len()), (Queued, 0), "{reply:?}");
+        assert_eq!((world.only_effect().await.state, provider.calls().len()), (Queued, 0), "{reply:?}");
         world.pass(10);
         assert_eq!(worker.run_once().await.unwrap().done, 1);
     }
@@ -533,11 +536,11 @@ async fn a_stopping_worker_finishes_an_effect_enqueued_here() {
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let running = tokio::spawn(async move { worker.run_until(async { drop(stopped.await) }).await });
     world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
-    gate.reached().await;
+    gate.until_reached().await;
     stop.send(()).unwrap();
     gate.open();
     running.await.unwrap();
-    assert_eq!(world.only().await.state, Done);
+    assert_eq!(world.only_effect().await.state, Done);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -548,11 +551,11 @@ async fn an_effect_of_another_process_is_seen_at_the_next_poll() {
     let running = tokio::spawn(async move { worker.run().await });
     let other = world.another_process().await;
     other.pay("k", [NewEffect::new("charge", "charge", "")]).await;
-    gate.reached().await;
+    gate.until_reached().await;
     // An aborted worker leaves a claim that lapses.
     running.abort();
     assert!(running.await.unwrap_err().is_cancelled());
-    assert_eq!(world.only().await.state, Claimed);
+    assert_eq!(world.only_effect().await.state, Claimed);
 }
 
 #[cfg(feature = "sqlx-sqlite")]

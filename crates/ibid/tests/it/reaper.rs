@@ -41,9 +41,9 @@ async fn a_tombstone_refuses_its_key_until_it_is_purged() {
             "whether or not the reaper came"
         );
         let ripe = ReapCount { strip: 1, remove: 0 };
-        assert_eq!(world.outlook().await, ReapPreview { records: ripe, ..ReapPreview::default() });
+        assert_eq!(world.preview().await, ReapPreview { records: ripe, ..ReapPreview::default() });
         assert_eq!(world.reap().await, ReapStats { stripped: 1, ..ReapStats::default() });
-        let tomb = world.only().await;
+        let tomb = world.only_record().await;
         assert!(tomb.identity.is_forgotten() && tomb.fingerprint.is_some(), "{tomb:?}");
         assert!(
             matches!(world.begin("k", &policy).await, Begin::Skip(Outcome::Expired)),
@@ -64,7 +64,7 @@ async fn an_expired_key_may_run_again_over_its_tombstone() {
         world.hands.advance(HOUR);
         assert_eq!(world.reap().await.stripped, 1);
         world.pay("k", &policy).await;
-        assert_eq!(world.only().await.identity.key.as_str(), "k");
+        assert_eq!(world.only_record().await.identity.key.as_str(), "k");
         assert!(matches!(world.begin("k", &policy).await, Begin::Skip(Outcome::Completed(_))));
         assert_eq!(world.reap().await, ReapStats::default(), "its time starts again");
         world.hands.advance(HOUR);
@@ -102,7 +102,7 @@ async fn an_unknown_record_expires_with_a_warning() {
             Begin::Skip(Outcome::Unknown { settled_in: None })
         ));
         world.hands.advance(HOUR);
-        let id = world.only().await.id;
+        let id = world.only_record().await.id;
         assert_eq!(world.reap().await, ReapStats { settled: 1, stripped: 1, ..ReapStats::default() });
         let history = world.store.history(id).await.unwrap();
         assert!(history.iter().any(|(_, line)| line.detail.contains("unknown_retention")), "{history:?}");
@@ -119,7 +119,7 @@ async fn what_was_accepted_and_never_claimed_is_answered_with_408() {
         assert!(matches!(world.ibid.begin(ask).await, Ok(Begin::Skip(Outcome::Accepted { .. }))));
         world.hands.advance(policy.pending_deadline);
         assert_eq!(world.reap().await, ReapStats { settled: 1, ..ReapStats::default() });
-        let record = world.only().await;
+        let record = world.only_record().await;
         assert_eq!((record.state, record.note.status), (State::Completed, Some(408)));
         assert_eq!(world.reap().await, ReapStats::default());
     }
@@ -235,11 +235,11 @@ impl World {
         reap_once(&self.ibid, Retention::default()).await.expect("the store answers")
     }
 
-    async fn outlook(&self) -> ReapPreview {
+    async fn preview(&self) -> ReapPreview {
         reap_preview(&*self.store, Retention::default()).await.expect("the store answers")
     }
 
-    async fn only(&self) -> Arc<ibid_core::record::Record> {
+    async fn only_record(&self) -> Arc<ibid_core::record::Record> {
         let mut all = self.store.list(RecordFilter::default()).await.expect("a list");
         assert_eq!(all.len(), 1);
         all.remove(0).record

@@ -117,7 +117,7 @@ impl Tests {
             if source.contains("Postgres") || path.to_string_lossy().contains("postgres") {
                 tests.on_postgres.extend(names.iter().cloned());
             }
-            tests.on_postgres.extend(listed(&source));
+            tests.on_postgres.extend(listed_tests(&source));
             tests.all.extend(names);
         }
         tests
@@ -144,7 +144,7 @@ fn files(folders: &[&str], extension: &str) -> Vec<(PathBuf, String)> {
 
 /// Returns the functions that are marked as tests, or listed in a macro that makes tests of them. Ignored tests don't count.
 fn tests_in(source: &str) -> BTreeSet<String> {
-    let mut names = listed(source);
+    let mut names = listed_tests(source);
     let mut marked = false;
     for line in source.lines().map(str::trim_start) {
         if line.starts_with("#[test]") || line.starts_with("#[tokio::test") {
@@ -160,7 +160,7 @@ fn tests_in(source: &str) -> BTreeSet<String> {
 }
 
 /// Returns the names in `on_every_store!(…)` and `on_both_databases!(…)`.
-fn listed(source: &str) -> BTreeSet<String> {
+fn listed_tests(source: &str) -> BTreeSet<String> {
     let lists =
         ["on_every_store!(", "on_both_databases!("].into_iter().flat_map(|word| source.split(word).skip(1));
     let names = lists.filter_map(|rest| rest.split(')').next()).flat_map(|list| list.split(','));

@@ -31,9 +31,9 @@ mod tls;
 mod unreadable_rows;
 mod upkeep;
 
-struct Subjected(Arc<PostgresStore>);
+struct PostgresUnderTest(Arc<PostgresStore>);
 
-impl StoreUnderTest for Subjected {
+impl StoreUnderTest for PostgresUnderTest {
     fn store(&self) -> Arc<dyn Store> {
         self.0.clone()
     }
@@ -121,7 +121,7 @@ async fn commit_patiently(store: &PostgresStore, change: &Arc<Change>) -> Commit
 }
 
 /// Returns whether the change was committed, now or in a try whose reply was lost.
-fn counted(change: &Change, commit: &Commit) -> bool {
+fn was_committed(change: &Change, commit: &Commit) -> bool {
     match commit {
         Commit::Done(_) => true,
         Commit::Conflict(Some(stored)) => change.is_stored_as(stored),
@@ -135,7 +135,7 @@ async fn the_postgres_store_keeps_the_contract() {
     for prepare in [true, false] {
         let database = server.create_database();
         let store = open_with(&server, &database, |options| options.prepare = prepare).await;
-        contract::exercise(&Subjected(store)).await;
+        contract::exercise(&PostgresUnderTest(store)).await;
     }
 }
 

@@ -26,7 +26,7 @@ async fn the_sweeper_never_runs_a_request_of_an_old_generation() {
     let runs = Arc::new(Mutex::new(Vec::new()));
     node.resume_with(Arc::new(Runs { node: node.clone(), requests: runs.clone() }));
     let name = TestRecord::fresh();
-    let first = put(&*store, &keeping(insert(&name, lapsed(&name)), "five")).await.record;
+    let first = put(&*store, &keeping(insert(&name, lapsed_draft(&name)), "five")).await.record;
 
     store.set(StoreFault::HoldsBodies);
     let sweep = tokio::spawn({
@@ -38,7 +38,7 @@ async fn the_sweeper_never_runs_a_request_of_an_old_generation() {
     }
     // The sweeper holds `five`. Since then its owner has finished, the response has expired, and the key has arrived with
     // another request, whose owner is silent too.
-    let mut next = keeping(replace(&first, lapsed(&name)), "six");
+    let mut next = keeping(replace(&first, lapsed_draft(&name)), "six");
     let draft = next.draft.as_mut().expect("a draft");
     (draft.birth, draft.owner) = (next.nonce, next.nonce);
     let second = put(&*store, &next).await.record;
@@ -63,13 +63,13 @@ async fn a_sweeper_runs_a_lapsed_request_as_it_was_stored() {
     let runs = Arc::new(Mutex::new(Vec::new()));
     node.resume_with(Arc::new(Runs { node: node.clone(), requests: runs.clone() }));
     let name = TestRecord::fresh();
-    put(&*store, &keeping(insert(&name, lapsed(&name)), "five")).await;
+    put(&*store, &keeping(insert(&name, lapsed_draft(&name)), "five")).await;
     assert_eq!(upkeep::sweep_once(&node).await.expect("the store answers"), 1);
     assert_eq!(*runs.lock().unwrap(), ["five"]);
 }
 
 /// A draft of a record whose owner went silent, with the policy to resume it.
-fn lapsed(name: &TestRecord) -> Draft {
+fn lapsed_draft(name: &TestRecord) -> Draft {
     let policy = Policy { on_lapse: OnLapse::Resume, ..Policy::default() };
     let due_in = Some(Duration::ZERO);
     Draft { policy: Arc::new(policy), due_in, ..draft(name, State::InProgress) }

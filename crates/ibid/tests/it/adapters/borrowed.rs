@@ -5,7 +5,7 @@ use ibid::transaction::rusqlite::RusqliteTx;
 use ibid::transaction::{OwnedTx, SqlFault};
 use ibid_core::sql::Param;
 
-use super::databases::Place;
+use super::databases::TestDatabase;
 use super::{execute, fault_of, number};
 
 const TABLE: &str = "create table thing (id int8 primary key, n int8 not null)";
@@ -15,8 +15,8 @@ const COUNT: &str = "select count(*) from thing";
 /// SQLite does the work at the first poll of the future, so a plain thread needs no runtime.
 #[test]
 fn rusqlite_needs_no_runtime() {
-    let place = Place::sqlite();
-    let mut connection = rusqlite::Connection::open(&place.at).unwrap();
+    let test_db = TestDatabase::sqlite();
+    let mut connection = rusqlite::Connection::open(&test_db.at).unwrap();
     let mut tx = RusqliteTx::begin(&mut connection).unwrap();
     execute(&mut tx, TABLE, &[]).now_or_never().unwrap().unwrap();
     execute(&mut tx, INSERT, &[Param::I64(1)]).now_or_never().unwrap().unwrap();
@@ -31,8 +31,8 @@ fn rusqlite_needs_no_runtime() {
 /// SQLite rolls back by itself if the disk is full, for example; a later statement would be durable at once and alone.
 #[test]
 fn an_ended_rusqlite_transaction_takes_no_statements() {
-    let place = Place::sqlite();
-    let mut connection = rusqlite::Connection::open(&place.at).unwrap();
+    let test_db = TestDatabase::sqlite();
+    let mut connection = rusqlite::Connection::open(&test_db.at).unwrap();
     connection.execute_batch("create table thing (id integer primary key, n integer not null)").unwrap();
     let mut tx = RusqliteTx::begin(&mut connection).unwrap();
     tx.execute_batch("rollback").unwrap();
@@ -45,8 +45,8 @@ fn an_ended_rusqlite_transaction_takes_no_statements() {
 
 #[test]
 fn rusqlite_does_not_roll_back_a_foreign_transaction() {
-    let place = Place::sqlite();
-    let mut connection = rusqlite::Connection::open(&place.at).unwrap();
+    let test_db = TestDatabase::sqlite();
+    let mut connection = rusqlite::Connection::open(&test_db.at).unwrap();
     connection.execute_batch("begin; create table thing (id integer primary key, n integer)").unwrap();
     assert_eq!(fault_of(RusqliteTx::begin(&mut connection)), Some(SqlFault::Wrong));
     connection.execute_batch("commit; select * from thing").unwrap();
@@ -58,8 +58,8 @@ async fn a_snapshot_that_is_too_old_means_again() {
     use ibid::transaction::sqlx_sqlite::SqlxSqliteTx;
     use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool};
 
-    let place = Place::sqlite();
-    let file = SqliteConnectOptions::new().filename(&place.at).create_if_missing(true);
+    let test_db = TestDatabase::sqlite();
+    let file = SqliteConnectOptions::new().filename(&test_db.at).create_if_missing(true);
     let pool = SqlitePool::connect_with(file.journal_mode(SqliteJournalMode::Wal)).await.unwrap();
     sqlx::query("create table thing (id integer primary key, n integer)").execute(&pool).await.unwrap();
     let mut ann = SqlxSqliteTx::from(pool.begin().await.unwrap());
@@ -75,8 +75,8 @@ async fn a_snapshot_that_is_too_old_means_again() {
 async fn a_borrowed_tokio_postgres_transaction_behaves_the_same() {
     use ibid::transaction::tokio_postgres::BorrowedTx;
 
-    let place = Place::postgres();
-    let (mut client, connection) = tokio_postgres::connect(&place.at, tokio_postgres::NoTls).await.unwrap();
+    let test_db = TestDatabase::postgres();
+    let (mut client, connection) = tokio_postgres::connect(&test_db.at, tokio_postgres::NoTls).await.unwrap();
     let connection = tokio::spawn(connection);
     let mut tx = BorrowedTx::from(client.transaction().await.unwrap());
     execute(&mut tx, TABLE, &[]).await.unwrap();

@@ -8,22 +8,22 @@ use ibid::transaction::{Database, OwnedTx, SqlFault};
 use ibid_core::sql::Param;
 
 use super::{Adapter, PATIENT, execute, fault_of, number, with_table};
-use crate::adapters::databases::Place;
+use crate::adapters::databases::TestDatabase;
 
 const COUNT: &str = "select count(*) from thing";
 
-pub(super) async fn a_commit_shows_elsewhere<A: Adapter>(place: Place) {
-    let pool = with_table::<A>(&place, 1).await;
+pub(super) async fn a_commit_shows_elsewhere<A: Adapter>(test_db: TestDatabase) {
+    let pool = with_table::<A>(&test_db, 1).await;
     let mut tx = pool.begin().await.unwrap();
     execute(&mut tx, "insert into thing (id, n) values ($1, 0)", &[Param::I64(3)]).await.unwrap();
     tx.commit().await.unwrap();
-    let elsewhere = A::open(&place, 1, PATIENT).await;
+    let elsewhere = A::open(&test_db, 1, PATIENT).await;
     assert_eq!(number(&mut elsewhere.begin().await.unwrap(), COUNT).await, 3);
 }
 
-pub(super) async fn nothing_is_left_of_what_was_not_committed<A: Adapter>(place: Place) {
-    let pool = with_table::<A>(&place, 1).await;
-    let elsewhere = A::open(&place, 1, PATIENT).await;
+pub(super) async fn nothing_is_left_of_what_was_not_committed<A: Adapter>(test_db: TestDatabase) {
+    let pool = with_table::<A>(&test_db, 1).await;
+    let elsewhere = A::open(&test_db, 1, PATIENT).await;
     for drops in [false, true] {
         let mut tx = pool.begin().await.unwrap();
         execute(&mut tx, "insert into thing (id, n) values (3, 0)", &[]).await.unwrap();
@@ -39,8 +39,8 @@ pub(super) async fn nothing_is_left_of_what_was_not_committed<A: Adapter>(place:
     }
 }
 
-pub(super) async fn an_abandoned_transaction_gives_the_pool_back<A: Adapter>(place: Place) {
-    let pool = with_table::<A>(&place, 1).await;
+pub(super) async fn an_abandoned_transaction_gives_the_pool_back<A: Adapter>(test_db: TestDatabase) {
+    let pool = with_table::<A>(&test_db, 1).await;
     for _ in 0..3 {
         let mut tx = pool.begin().await.unwrap();
         execute(&mut tx, "update thing set n = n + 1", &[]).await.unwrap();
@@ -58,22 +58,22 @@ pub(super) async fn an_abandoned_transaction_gives_the_pool_back<A: Adapter>(pla
     tx.rollback().await.unwrap();
 }
 
-pub(super) async fn a_begin_that_was_given_up_leaves_the_pool_usable<A: Adapter>(place: Place) {
-    let pool = with_table::<A>(&place, 1).await;
+pub(super) async fn a_begin_that_was_given_up_leaves_the_pool_usable<A: Adapter>(test_db: TestDatabase) {
+    let pool = with_table::<A>(&test_db, 1).await;
     give_up_begins(&pool).await;
     let mut tx = pool.begin().await.unwrap();
     execute(&mut tx, "insert into thing (id, n) values (3, 0)", &[]).await.unwrap();
     tx.commit().await.unwrap();
-    let elsewhere = A::open(&place, 1, PATIENT).await;
+    let elsewhere = A::open(&test_db, 1, PATIENT).await;
     assert_eq!(number(&mut elsewhere.begin().await.unwrap(), COUNT).await, 3);
 }
 
 /// A connection that is returned with an open transaction would hold locks, and lose what its next users commit.
-pub(super) async fn a_begin_that_was_given_up_leaves_no_transaction_open<A: Adapter>(place: Place) {
-    let pool = A::open(&place, 4, PATIENT).await;
+pub(super) async fn a_begin_that_was_given_up_leaves_no_transaction_open<A: Adapter>(test_db: TestDatabase) {
+    let pool = A::open(&test_db, 4, PATIENT).await;
     drop((pool.begin().await.unwrap(), pool.begin().await.unwrap(), pool.begin().await.unwrap()));
     give_up_begins(&pool).await;
-    let elsewhere = A::open(&place, 1, PATIENT).await;
+    let elsewhere = A::open(&test_db, 1, PATIENT).await;
     let mut tx = elsewhere.begin().await.unwrap();
     // Connections are closed or rolled back a moment later; if one stayed open, the test would not end.
     let open = "select count(*) from pg_stat_activity \
@@ -102,8 +102,8 @@ async fn give_up_begins<D: Database>(pool: &D) {
 /// interface at every stage.
 const LOOKS_MAX: u32 = 60;
 
-pub(super) async fn the_callers_own_statements_share_its_fate<A: Adapter>(place: Place) {
-    let pool = with_table::<A>(&place, 1).await;
+pub(super) async fn the_callers_own_statements_share_its_fate<A: Adapter>(test_db: TestDatabase) {
+    let pool = with_table::<A>(&test_db, 1).await;
     let mut tx = pool.begin().await.unwrap();
     A::by_caller(&mut tx, "insert into thing (id, n) values (3, 0)").await.unwrap();
     assert_eq!(number(&mut tx, COUNT).await, 3);
@@ -117,8 +117,8 @@ pub(super) async fn the_callers_own_statements_share_its_fate<A: Adapter>(place:
 }
 
 /// PostgreSQL then answers COMMIT with success, and rolls back.
-pub(super) async fn what_the_server_aborted_is_not_committed<A: Adapter>(place: Place) {
-    let pool = with_table::<A>(&place, 1).await;
+pub(super) async fn what_the_server_aborted_is_not_committed<A: Adapter>(test_db: TestDatabase) {
+    let pool = with_table::<A>(&test_db, 1).await;
     let insert = "insert into thing (id, n) values (3, 0)";
 
     // A caller that ignores an error of its own statement.

@@ -78,7 +78,7 @@ async fn the_breaker_gates_begins_only() {
     }
     assert!(world.ibid.is_breaker_open());
     world.store.set(StoreFault::None);
-    assert!(matches!(finished.finish(created()).await, Outcome::Completed(_)));
+    assert!(matches!(finished.finish(created_response()).await, Outcome::Completed(_)));
     assert!(matches!(released.release(ErrorCode::NotSent).await, Outcome::Released));
     assert!(world.ibid.is_breaker_open(), "no begin has probed the store yet");
 }
@@ -88,7 +88,7 @@ async fn only_begins_are_refused_past_the_queues_bound() {
     let world = world(Policy::default()).await;
     let attempt = world.run("running").await;
     world.store.set(StoreFault::Hangs);
-    let mut finish = tokio::spawn(attempt.finish(created()));
+    let mut finish = tokio::spawn(attempt.finish(created_response()));
     // Begins that the lanes have taken out of the queue do not count towards its bound.
     let (queued, more) = (20_000, 1_000);
     let started = Instant::now();
@@ -160,5 +160,5 @@ async fn retry_after_is_run_time_capped_by_the_remaining_lease() {
         let waited = world.ibid.wait(world.ask("slow"), Duration::ZERO).await;
         assert!(matches!(waited, Ok(Outcome::InFlight { retry_in: again }) if again == retry_in));
     }
-    attempt.finish(created()).await;
+    attempt.finish(created_response()).await;
 }

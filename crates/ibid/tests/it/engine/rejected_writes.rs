@@ -7,7 +7,7 @@ async fn a_permanently_rejected_finish_is_given_up_at_last() {
     let world = world(Policy::default()).await;
     let attempt = world.run("k").await;
     world.store.set(StoreFault::Refuses);
-    assert!(matches!(attempt.finish(created()).await, Outcome::NotDurable), "the caller learns it");
+    assert!(matches!(attempt.finish(created_response()).await, Outcome::NotDurable), "the caller learns it");
     let queued = world.store.commits();
     world.ibid.settled().await;
     let sent = world.store.commits();
@@ -26,7 +26,7 @@ async fn an_end_outlasts_hours_of_refusal_and_any_outage() {
     let world = world(Policy::default()).await;
     let attempt = world.run("k").await;
     world.store.set(StoreFault::Refuses);
-    assert!(matches!(attempt.finish(created()).await, Outcome::NotDurable));
+    assert!(matches!(attempt.finish(created_response()).await, Outcome::NotDurable));
     for fault in [StoreFault::Refuses, StoreFault::Down, StoreFault::Refuses] {
         world.store.set(fault);
         // Rejections for less than a day in total, and an outage that lasts longer than rejections may.
@@ -36,7 +36,7 @@ async fn an_end_outlasts_hours_of_refusal_and_any_outage() {
     }
     world.store.set(StoreFault::None);
     world.ibid.settled().await;
-    let stored = world.only().await;
+    let stored = world.only_record().await;
     assert_eq!((stored.record.state, stored.record.note.status), (State::Completed, Some(201)));
 }
 

@@ -29,7 +29,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Barrier;
 use tokio::task::JoinHandle;
 
-use super::{SECRET, hook, now, said};
+use super::{SECRET, hook, now, unsigned_webhook};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn exactly_one_of_three_settlers_settles_a_record_on_memory() {
@@ -72,9 +72,9 @@ async fn one_wins(store: Arc<dyn Store>) {
         if round % 2 == 1 {
             store.set(StoreFault::Hangs);
         }
-        let webhooks = [nodes[0].told(&name, &together), nodes[1].told(&name, &together)];
-        let poll = polls(store.clone(), together.clone());
-        let operator = resolves(store.clone(), name.id, together);
+        let webhooks = [nodes[0].send_webhook(&name, &together), nodes[1].send_webhook(&name, &together)];
+        let poll = spawn_poll(store.clone(), together.clone());
+        let operator = spawn_resolve(store.clone(), name.id, together);
         if round % 2 == 1 {
             while store.commits() < before + RACERS {
                 tokio::task::yield_now().await;
@@ -86,7 +86,7 @@ async fn one_wins(store: Arc<dyn Store>) {
         for webhook in webhooks {
             match webhook.await.expect("no panic") {
                 (200, word) if word == "settled" => won.push(BY_WEBHOOK),
-                told => assert_eq!(told, (200, "settled already".to_owned()), "round {round}"),
+                other => assert_eq!(other, (200, "settled already".to_owned()), "round {round}"),
             }
         }
         let polled = poll.await.expect("no panic");
@@ -120,7 +120,7 @@ async fn one_wins(store: Arc<dyn Store>) {
         }
         for node in &nodes {
             assert_eq!(
-                node.replayed(&name).await,
+                node.replay_status(&name).await,
                 winner,
                 "round {round}: every retry gets the winner's answer"
             );
@@ -164,9 +164,9 @@ impl Node {
     }
 
     /// Sends a webhook that reports the request as executed, and returns status and result.
-    fn told(&self, name: &TestRecord, together: &Arc<Barrier>) -> JoinHandle<(u16, String)> {
+    fn send_webhook(&self, name: &TestRecord, together: &Arc<Barrier>) -> JoinHandle<(u16, String)> {
         let (at, together) = (self.at, together.clone());
-        let body = said("", "paid", name.identity.key.as_str()).body;
+        let body = unsigned_webhook("", "paid", name.identity.key.as_str()).body;
         let (event, signed_at) = (format!("evt-{}-{}", at.port(), name.id.short()), now());
         let signature = Webhook::new(SECRET).expect("a secret").sign(&event, signed_at, body.as_bytes());
         let request = TestRequest::post("/.ibid/hooks/psp")
@@ -184,7 +184,7 @@ impl Node {
     }
 
     /// Returns the status that a client's retry gets by replay.
-    async fn replayed(&self, name: &TestRecord) -> u16 {
+    async fn replay_status(&self, name: &TestRecord) -> u16 {
         let operation = &name.identity.operation;
         let retry = TestRequest::new(&operation.method, &operation.path).key(name.identity.key.as_str());
         let answer = Client::connect(self.at).await.call(&retry.body("{}")).await;
@@ -200,15 +200,15 @@ impl Drop for Node {
 }
 
 /// Runs one round of the reconciler, whose lookup answers once all racers have arrived.
-fn polls(store: Arc<FaultyStore>, together: Arc<Barrier>) -> JoinHandle<ReconcileStats> {
+fn spawn_poll(store: Arc<FaultyStore>, together: Arc<Barrier>) -> JoinHandle<ReconcileStats> {
     let node = Ibid::for_upkeep(store);
-    node.reconcile_with(Arc::new(Asked(together)));
+    node.reconcile_with(Arc::new(BarrierLookup(together)));
     tokio::spawn(async move { upkeep::reconcile_once(&node).await.expect("the store answers") })
 }
 
-struct Asked(Arc<Barrier>);
+struct BarrierLookup(Arc<Barrier>);
 
-impl OutcomeLookup for Asked {
+impl OutcomeLookup for BarrierLookup {
     fn find(&self, _: UnknownRequest) -> BoxFuture<'static, LookupResult> {
         let together = self.0.clone();
         Box::pin(async move {
@@ -219,7 +219,7 @@ impl OutcomeLookup for Asked {
 }
 
 /// Resolves the record as an operator in a separate process.
-fn resolves(
+fn spawn_resolve(
     store: Arc<FaultyStore>,
     id: RecordId,
     together: Arc<Barrier>,

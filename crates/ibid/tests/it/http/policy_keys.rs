@@ -101,7 +101,7 @@ async fn stripes_clients_get_the_advice_of_the_other_profiles() {
     // Until the attempt's time (60 s) is over, a late response may settle it; after that only an operator can.
     for (passed, advice) in [(0, "true"), (61, "false")] {
         let world = world(Policy::stripe()).await;
-        let running = world.sent(pay("k").does("gate"));
+        let running = world.spawn_send(pay("k").does("gate"));
         world.api.begun.notified().await;
         world.hands.advance(Duration::from_secs(passed));
         let lost = running.await.unwrap();

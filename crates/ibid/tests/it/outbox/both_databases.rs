@@ -133,7 +133,7 @@ impl<D: Database + Clone + 'static> Site<D> {
     }
 
     /// Returns the only effect in the store.
-    pub(super) async fn only(&self) -> StoredEffect {
+    pub(super) async fn only_effect(&self) -> StoredEffect {
         let mut effects = Operator::new(&self.ibid).effects(EffectFilter::default()).await.unwrap().0;
         assert_eq!(effects.len(), 1);
         effects.remove(0)
@@ -141,7 +141,7 @@ impl<D: Database + Clone + 'static> Site<D> {
 
     /// Returns a reference by the key that the only effect is called under.
     pub(super) async fn by_key(&self) -> EffectRef {
-        EffectRef::DownstreamKey(self.only().await.downstream_key)
+        EffectRef::DownstreamKey(self.only_effect().await.downstream_key)
     }
 
     pub(super) async fn hear(&self, event: &str, at: &EffectRef, what: Observation) -> EvidenceResult {
@@ -169,7 +169,7 @@ impl<D: Database + Clone + 'static> Site<D> {
     /// Waits until the only effect is in this state.
     pub(super) async fn until(&self, state: EffectState) {
         let there = async {
-            while self.only().await.state != state {
+            while self.only_effect().await.state != state {
                 tokio::task::yield_now().await;
             }
         };
@@ -246,7 +246,7 @@ impl Psp {
         self.0.calls.lock().unwrap().clone()
     }
 
-    pub(super) async fn reached(&self) {
+    pub(super) async fn until_reached(&self) {
         self.0.reached.acquire().await.unwrap().forget();
     }
 
@@ -276,13 +276,13 @@ impl<T: SqlTx> EffectHandler<T> for Psp {
                 gate.acquire().await.unwrap().forget();
             }
             let outcome = self.0.says.lock().unwrap().pop_front();
-            outcome.unwrap_or_else(|| CallOutcome::Made(charged()))
+            outcome.unwrap_or_else(|| CallOutcome::Made(charge_result()))
         })
     }
 
     fn verify<'a>(&'a self, _: &'a EffectCall) -> BoxFuture<'a, VerifyOutcome> {
         Box::pin(async {
-            if self.0.verifies { VerifyOutcome::Made(charged()) } else { VerifyOutcome::Unsure }
+            if self.0.verifies { VerifyOutcome::Made(charge_result()) } else { VerifyOutcome::Unsure }
         })
     }
 
@@ -314,7 +314,7 @@ impl<T: SqlTx> EffectHandler<T> for Psp {
 }
 
 /// The provider's result of a call that was made.
-fn charged() -> CallResult {
+fn charge_result() -> CallResult {
     let answer = Some(Response::plain(201, "text/plain", "paid".to_owned()));
     CallResult { result: "answer".into(), provider_id: Some("ch_1".into()), answer }
 }

@@ -13,13 +13,13 @@ async fn no_more_calls_are_under_way_at_once_than_the_worker_may_make() {
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let running = tokio::spawn(async move { worker.run_until(async { drop(stopped.await) }).await });
     for _ in 0..3 {
-        gate.reached().await;
+        gate.until_reached().await;
     }
     // Each call that ends makes room for one.
     for calls in 3..7 {
         assert_eq!(gate.provider.calls().len(), calls);
         gate.open();
-        gate.reached().await;
+        gate.until_reached().await;
     }
     for _ in 0..3 {
         gate.open();
@@ -63,7 +63,7 @@ async fn each_kind_has_its_own_time_and_the_others_that_of_the_worker() {
         };
         let worker = builder.build().unwrap();
         let running = tokio::spawn(async move { worker.run_once().await.unwrap() });
-        slow.reached().await;
+        slow.until_reached().await;
         let states = async || world.effects().await.iter().map(|effect| effect.state).collect::<Vec<_>>();
         while states().await[0] != Unknown {
             assert!(!running.is_finished());

@@ -131,7 +131,7 @@ impl World {
         let gate = Gate::closed("zombie");
         let worker = self.worker(&gate.provider);
         let running = tokio::spawn(async move { worker.run_once().await.unwrap() });
-        gate.reached().await;
+        gate.until_reached().await;
         (gate, running)
     }
 
@@ -143,7 +143,7 @@ impl World {
         Operator::new(&self.ibid).effects(EffectFilter::default()).await.unwrap().0
     }
 
-    pub(super) async fn only(&self) -> StoredEffect {
+    pub(super) async fn only_effect(&self) -> StoredEffect {
         let mut effects = self.effects().await;
         assert_eq!(effects.len(), 1);
         effects.remove(0)
@@ -261,7 +261,7 @@ impl Provider {
     }
 
     /// Returns how often a call was looked up.
-    pub(super) fn asked(&self) -> u32 {
+    pub(super) fn verify_count(&self) -> u32 {
         *self.0.asked.lock().unwrap()
     }
 
@@ -322,7 +322,7 @@ impl Gate {
     }
 
     /// Waits until a call is at the gate.
-    pub(super) async fn reached(&self) {
+    pub(super) async fn until_reached(&self) {
         self.provider.0.reached.acquire().await.unwrap().forget();
     }
 

@@ -26,7 +26,7 @@ on_both_databases!(
 async fn an_owed_answer_outlives_a_worker_killed_in_its_call<D: Database + Clone + 'static>(site: Site<D>) {
     for safety in SAFETIES {
         let psp = Psp::behind_a_gate([]);
-        killed(&site, declared(safety), &psp, 1).await;
+        kill_worker(&site, effect_with(safety), &psp, 1).await;
         recovers(&site, safety, &psp).await;
     }
 }
@@ -37,7 +37,7 @@ async fn an_owed_answer_outlives_a_worker_killed_before_recording<D: Database + 
     for safety in SAFETIES {
         let psp = Psp::that_sticks();
         // Killed at the second stop: the first is the call, the second its rows.
-        killed(&site, declared(safety), &psp, 2).await;
+        kill_worker(&site, effect_with(safety), &psp, 2).await;
         recovers(&site, safety, &psp).await;
     }
 }
@@ -47,10 +47,10 @@ async fn an_owed_answer_is_not_given_by_a_worker_that_comes_back_late<D: Databas
 ) {
     for safety in SAFETIES {
         let psp = Psp::behind_a_gate([]);
-        site.owe(&key(safety), declared(safety)).await;
+        site.owe(&key(safety), effect_with(safety)).await;
         let worker = site.worker(&psp);
         let zombie = tokio::spawn(async move { worker.run_once().await.unwrap() });
-        psp.reached().await;
+        psp.until_reached().await;
         recovers(&site, safety, &psp).await;
         let (effect, record) = (site.effect(&key(safety)).await, site.record(&key(safety)).await);
         let lines = site.lines().await;
@@ -68,7 +68,7 @@ async fn an_owed_answer_whose_commit_got_no_reply_is_given_once<D: Database + Cl
     for safety in SAFETIES {
         for reply in [Reply::Lost, Reply::NeverSent] {
             let (psp, key) = (Psp::new([]), format!("{safety:?} {reply:?}"));
-            site.owe(&key, declared(safety)).await;
+            site.owe(&key, effect_with(safety)).await;
             let before = site.lines().await.len();
             let database = Lossy::new(site.database.clone(), &[Reply::Comes, reply]);
             let worker = Worker::builder(site.ibid.clone(), database).on("charge", psp.clone());
@@ -85,7 +85,7 @@ async fn an_unrecorded_owed_answer_needs_no_second_call<D: Database + Clone + 's
     let psp = Psp::new([]);
     psp.fails(u32::MAX);
     for safety in SAFETIES {
-        site.owe(&key(safety), briefly(declared(safety))).await;
+        site.owe(&key(safety), with_short_lease(effect_with(safety))).await;
     }
     assert_eq!(
         site.worker(&psp).run_once().await.unwrap(),
@@ -140,7 +140,7 @@ async fn a_retry_drops_the_kept_result_of_the_earlier_call<D: Database + Clone +
     let psp = Psp::behind_a_gate([]);
     let worker = site.worker(&psp);
     let running = tokio::spawn(async move { worker.run_once().await });
-    psp.reached().await;
+    psp.until_reached().await;
     running.abort();
     site.lapse().await;
     assert_eq!(
@@ -152,7 +152,7 @@ async fn a_retry_drops_the_kept_result_of_the_earlier_call<D: Database + Clone +
 
 /// A worker is killed during its call; another finds that the call was made, and can't record it.
 async fn found_and_not_recorded<D: Database + Clone + 'static>(site: &Site<D>) {
-    killed(site, briefly(declared(Safety::Verified)), &Psp::behind_a_gate([]), 1).await;
+    kill_worker(site, with_short_lease(effect_with(Safety::Verified)), &Psp::behind_a_gate([]), 1).await;
     site.lapse().await;
     let psp = Psp::that_can_be_asked([]);
     let (worker, key) = (site.worker(&psp), key(Safety::Verified));
@@ -166,12 +166,17 @@ async fn found_and_not_recorded<D: Database + Clone + 'static>(site: &Site<D>) {
 }
 
 /// Starts a worker on a new record, and kills it once the provider was reached `places` times.
-async fn killed<D: Database + Clone + 'static>(site: &Site<D>, effect: NewEffect, psp: &Psp, places: u32) {
+async fn kill_worker<D: Database + Clone + 'static>(
+    site: &Site<D>,
+    effect: NewEffect,
+    psp: &Psp,
+    places: u32,
+) {
     site.owe(&key(effect.rules.safety), effect).await;
     let worker = site.worker(psp);
     let running = tokio::spawn(async move { worker.run_once().await });
     for _ in 0..places {
-        psp.reached().await;
+        psp.until_reached().await;
     }
     running.abort();
     assert!(running.await.unwrap_err().is_cancelled());
@@ -234,12 +239,12 @@ async fn answer<D: Database + Clone + 'static>(site: &Site<D>, key: &str) -> Res
     }
 }
 
-fn declared(safety: Safety) -> NewEffect {
+fn effect_with(safety: Safety) -> NewEffect {
     charge().rules(EffectRules { safety, ..EffectRules::default() })
 }
 
 /// Gives the effect a lease that a test can wait for, and that is long enough for a call on a busy machine.
-fn briefly(effect: NewEffect) -> NewEffect {
+fn with_short_lease(effect: NewEffect) -> NewEffect {
     let rules = EffectRules { lease_ms: 3000, ..effect.rules };
     effect.rules(rules)
 }

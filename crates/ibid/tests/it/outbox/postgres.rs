@@ -271,7 +271,7 @@ async fn a_worker_that_comes_back_late_is_refused_with_its_rows() {
     let gate = Gate::closed("zombie");
     let worker = one.worker(&gate.provider);
     let zombie = tokio::spawn(async move { worker.run_once().await.unwrap() });
-    gate.reached().await;
+    gate.until_reached().await;
 
     let lapse = "update ibid_effect set due_at = 0";
     server.sql(server.database(), lapse);
@@ -294,7 +294,7 @@ async fn a_result_survives_a_server_crash_before_it_is_recorded() {
     let gate = Gate::closed("w");
     let worker = node.worker(&gate.provider);
     let running = tokio::spawn(async move { worker.run_once().await.unwrap() });
-    gate.reached().await;
+    gate.until_reached().await;
     server.stop_immediate();
     gate.open();
     server.start_again();

@@ -22,8 +22,8 @@ async fn a_call_gets_the_trace_of_the_enqueuing_request<D: Database + Clone + 's
     pay(&site, "untraced", None, effect).await;
     // By a process that knows only the stored effect.
     let other = site.another_process().await;
-    let told = Told::default();
-    let worker = Worker::builder(other.ibid, other.database).on("charge", told.clone()).build().unwrap();
+    let recorder = CallRecorder::default();
+    let worker = Worker::builder(other.ibid, other.database).on("charge", recorder.clone()).build().unwrap();
     let (again, done) = (
         WorkerRound { again: 3, ..WorkerRound::default() },
         WorkerRound { done: 3, ..WorkerRound::default() },
@@ -35,10 +35,10 @@ async fn a_call_gets_the_trace_of_the_enqueuing_request<D: Database + Clone + 's
     for (key, trace) in [("traced", Some(TRACE)), ("own trace", Some(OTHER)), ("untraced", None)] {
         let effect = site.effect(key).await;
         assert_eq!(effect.trace.as_deref(), trace, "{key}");
-        let told: Vec<_> =
-            told.0.lock().unwrap().iter().filter(|call| call.record == effect.record).cloned().collect();
-        let told: Vec<_> = told.iter().map(|call| call.trace.as_deref()).collect();
-        assert_eq!(told, [trace; 3], "{key}: called, asked about, called again");
+        let calls: Vec<_> =
+            recorder.0.lock().unwrap().iter().filter(|call| call.record == effect.record).cloned().collect();
+        let traces: Vec<_> = calls.iter().map(|call| call.trace.as_deref()).collect();
+        assert_eq!(traces, [trace; 3], "{key}: called, asked about, called again");
     }
 }
 
@@ -59,9 +59,9 @@ async fn pay<D: Database + Clone + 'static>(
 
 /// Records its calls. The first call of each effect is lost, and was not made.
 #[derive(Clone, Default)]
-struct Told(Arc<Mutex<Vec<EffectCall>>>);
+struct CallRecorder(Arc<Mutex<Vec<EffectCall>>>);
 
-impl<T: Send> EffectHandler<T> for Told {
+impl<T: Send> EffectHandler<T> for CallRecorder {
     fn call<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, CallOutcome> {
         self.0.lock().unwrap().push(call.clone());
         Box::pin(async { if call.tries == 1 { lost() } else { made() } })
@@ -78,7 +78,7 @@ const OTHER: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
 /// The spans of a worker, as a collector receives them.
 #[cfg(feature = "opentelemetry")]
-mod collected {
+mod exported_spans {
     use ibid::http::TraceContext;
     use opentelemetry::trace::TracerProvider as _;
     use opentelemetry_sdk::error::OTelSdkResult;

@@ -44,13 +44,13 @@ async fn an_unknown_effect_is_settled_by_its_downstream_key<D: Database + Clone 
     site.pay("k", charge()).await;
     let worker = site.worker(&psp);
     assert_eq!(worker.run_once().await.unwrap(), WorkerRound { dead: 1, ..WorkerRound::default() });
-    let unknown = site.only().await;
+    let unknown = site.only_effect().await;
     assert_eq!(unknown.state, Unknown);
     assert!(unknown.ended_at.is_some_and(|at| Some(at) >= unknown.called_at), "{unknown:?}");
 
     let at = site.by_key().await;
     assert_eq!(site.hear("evt_1", &at, executed(201, "ch_9")).await, EvidenceResult::Settled);
-    let done = site.only().await;
+    let done = site.only_effect().await;
     assert_eq!((done.state, done.ended_at, done.due_at), (Done, None, None));
     assert_eq!(done.result.as_deref(), Some(&br#"{"charge":"ch_9"}"#[..]));
     assert_eq!(done.provider_id.as_deref(), Some("ch_9"));
@@ -65,7 +65,7 @@ async fn an_unknown_effect_is_settled_by_its_downstream_key<D: Database + Clone 
             "{event} adds nothing"
         );
     }
-    assert_eq!(site.only().await.version, done.version, "nothing changes any more");
+    assert_eq!(site.only_effect().await.version, done.version, "nothing changes any more");
     assert_eq!((site.lines().await.len(), site.history("k", HistoryKind::Settled).await.len()), (2, 1));
     assert!(worker.run_once().await.unwrap().is_idle());
     assert_eq!(psp.calls(), 1, "nothing was called again");
@@ -81,18 +81,18 @@ async fn an_unknown_effect_is_settled_by_its_provider_id<D: Database + Clone + '
     site.pay("k", charge()).await;
     let worker = site.worker(&psp);
     assert_eq!(worker.run_once().await.unwrap().dead, 1);
-    let accepted = site.only().await;
+    let accepted = site.only_effect().await;
     assert_eq!((accepted.state, accepted.provider_id.as_deref()), (Unknown, Some("ch_7")));
     let at = |kind: &str, id: &str| EffectRef::ProviderId { kind: kind.into(), id: id.into() };
     for elsewhere in [at("refund", "ch_7"), at("charge", "ch_8")] {
         assert_eq!(site.hear("evt_0", &elsewhere, executed(201, "ch_7")).await, EvidenceResult::Early);
     }
-    assert_eq!(site.only().await.state, Unknown, "those are others");
+    assert_eq!(site.only_effect().await.state, Unknown, "those are others");
     assert_eq!(
         site.hear("evt_1", &at("charge", "ch_7"), executed(201, "ch_7")).await,
         EvidenceResult::Settled
     );
-    let done = site.only().await;
+    let done = site.only_effect().await;
     assert_eq!((done.state, done.provider_id.as_deref()), (Done, Some("ch_7")));
     assert_eq!(psp.calls(), 1);
 }
@@ -150,15 +150,15 @@ async fn evidence_during_a_call_is_used_once_its_outcome_is_lost<D: Database + C
         let worker = worker.clone();
         async move { worker.run_once().await.unwrap() }
     });
-    psp.reached().await;
+    psp.until_reached().await;
     let at = site.by_key().await;
-    let claimed = site.only().await;
+    let claimed = site.only_effect().await;
     assert_eq!(claimed.state, Claimed);
     for _ in 0..2 {
         assert_eq!(site.hear("evt_1", &at, executed(201, "ch_9")).await, EvidenceResult::Early);
     }
     assert_eq!(apply_evidence_once(&site.ibid).await.unwrap(), 0);
-    assert_eq!(site.only().await.version, claimed.version, "its worker is alive and not disturbed");
+    assert_eq!(site.only_effect().await.version, claimed.version, "its worker is alive and not disturbed");
     psp.open();
     running.await.unwrap();
     site.until(Done).await;
@@ -176,7 +176,7 @@ async fn evidence_from_before_the_effect_is_kept_for_it<D: Database + Clone + 's
     let mut inside = attempt.inside(site.database.begin().await.unwrap()).await.unwrap();
     inside.enqueue(charge().owing()).await.unwrap();
     inside.owe().await.unwrap();
-    assert_eq!(site.only().await.downstream_key, downstream_key(&record.id, record.birth, "charge"));
+    assert_eq!(site.only_effect().await.downstream_key, downstream_key(&record.id, record.birth, "charge"));
     let worker = site.worker(&psp);
     worker.run_once().await.unwrap();
     site.until(Done).await;
@@ -198,7 +198,7 @@ async fn not_executed_evidence_counts_only_after_the_call<D: Database + Clone + 
         tokio::spawn(async move { worker.run_once().await.unwrap() })
     };
     let running = call();
-    psp.reached().await;
+    psp.until_reached().await;
     let at = site.by_key().await;
     assert_eq!(site.hear("evt_1", &at, never.clone()).await, EvidenceResult::Premature, "it is being called");
     psp.open();
@@ -214,10 +214,13 @@ async fn not_executed_evidence_counts_only_after_the_call<D: Database + Clone + 
         EvidenceResult::Premature,
         "it speaks of an hour ago"
     );
-    assert_eq!((apply_evidence_once(&site.ibid).await.unwrap(), site.only().await.state), (0, Unknown));
+    assert_eq!(
+        (apply_evidence_once(&site.ibid).await.unwrap(), site.only_effect().await.state),
+        (0, Unknown)
+    );
 
     assert_eq!(site.hear("evt_3", &at, never.clone()).await, EvidenceResult::Settled);
-    let freed = site.only().await;
+    let freed = site.only_effect().await;
     assert_eq!((freed.state, freed.called_at, freed.ended_at), (Queued, None, None));
     assert_eq!(freed.last_error.as_deref(), Some("a webhook said: not made"));
     assert!(freed.due_at.is_some(), "it is called again, after a pause");
@@ -235,10 +238,10 @@ async fn an_executed_effect_is_not_called_by_a_waiting_try<D: Database + Clone +
     worker.run_once().await.unwrap();
     let at = site.by_key().await;
     assert_eq!(site.hear("evt_1", &at, Observation::NotExecuted).await, EvidenceResult::Settled);
-    assert_eq!(site.only().await.state, Queued);
+    assert_eq!(site.only_effect().await.state, Queued);
     // It was executed after all.
     assert_eq!(site.hear("evt_2", &at, executed(201, "ch_1")).await, EvidenceResult::Settled);
-    assert_eq!((site.only().await.state, psp.calls()), (Done, 1));
+    assert_eq!((site.only_effect().await.state, psp.calls()), (Done, 1));
 
     // The same if the evidence arrived while the call was in flight, and the call may be repeated.
     let psp = Psp::behind_a_gate([lost()]);
@@ -248,7 +251,7 @@ async fn an_executed_effect_is_not_called_by_a_waiting_try<D: Database + Clone +
     let effect = Operator::new(&site.ibid).effects(of.clone()).await.unwrap().0.remove(0);
     let at = EffectRef::DownstreamKey(effect.downstream_key);
     let hear = async {
-        psp.reached().await;
+        psp.until_reached().await;
         assert_eq!(site.hear("evt_3", &at, executed(201, "ch_2")).await, EvidenceResult::Early);
         psp.open();
     };
@@ -265,13 +268,13 @@ async fn the_id_of_a_call_that_was_not_made_is_forgotten_with_it<D: Database + C
     site.pay("k", settled_at_once()).await;
     let worker = site.worker(&psp);
     worker.run_once().await.unwrap();
-    let by_id = EffectRef::ProviderId { kind: site.only().await.kind, id: "pi_1".into() };
-    assert_eq!(site.only().await.provider_id.as_deref(), Some("pi_1"));
+    let by_id = EffectRef::ProviderId { kind: site.only_effect().await.kind, id: "pi_1".into() };
+    assert_eq!(site.only_effect().await.provider_id.as_deref(), Some("pi_1"));
     assert_eq!(site.hear("evt_1", &by_id, Observation::NotExecuted).await, EvidenceResult::Settled);
-    assert_eq!((site.only().await.state, site.only().await.provider_id), (Queued, None));
+    assert_eq!((site.only_effect().await.state, site.only_effect().await.provider_id), (Queued, None));
     // Later evidence about that call is about no call that may be in flight.
     assert_eq!(site.hear("evt_2", &by_id, Observation::NotExecuted).await, EvidenceResult::Premature);
-    assert_eq!(site.only().await.state, Queued);
+    assert_eq!(site.only_effect().await.state, Queued);
 }
 
 /// The provider may still execute the call for a minute after it was sent.
@@ -283,7 +286,7 @@ async fn not_executed_is_ignored_during_the_settle_pause() {
     world.pay("k", [charge().rules(rules)]).await;
     let worker = world.worker(&provider);
     worker.run_once().await.unwrap();
-    let at = EffectRef::DownstreamKey(world.only().await.downstream_key);
+    let at = EffectRef::DownstreamKey(world.only_effect().await.downstream_key);
     let hear = async |event: &str, age| {
         world
             .ibid
@@ -298,12 +301,12 @@ async fn not_executed_is_ignored_during_the_settle_pause() {
     assert_eq!(hear("evt_3", 0).await, EvidenceResult::Settled);
     world.pass(60);
     worker.run_once().await.unwrap();
-    assert_eq!((world.only().await.state, provider.calls().len()), (Unknown, 2));
+    assert_eq!((world.only_effect().await.state, provider.calls().len()), (Unknown, 2));
     // The evidence is from after the first try's end, and from before the second's.
     assert_eq!(hear("evt_4", 10).await, EvidenceResult::Premature);
     world.pass(3600);
     assert_eq!(hear("evt_5", 3600).await, EvidenceResult::Premature);
-    assert_eq!(world.only().await.state, Unknown);
+    assert_eq!(world.only_effect().await.state, Unknown);
     assert_eq!(hear("evt_6", 3540).await, EvidenceResult::Settled);
     assert_eq!(provider.calls().len(), 2);
 }
@@ -346,7 +349,7 @@ async fn a_worker_that_has_the_answer_is_not_disturbed<D: Database + Clone + 'st
     let worker = site.worker(&psp);
     let at = site.by_key().await;
     let hear = async {
-        psp.reached().await;
+        psp.until_reached().await;
         assert_eq!(site.hear("evt_1", &at, executed(201, "ch_1")).await, EvidenceResult::Early);
         psp.open();
     };
@@ -369,13 +372,13 @@ async fn a_worker_returning_after_a_webhook_commits_no_rows() {
     world.pass(61);
     let bob = world.worker(&super::harness::Provider::new("bob", |_| super::harness::made()));
     assert_eq!(bob.run_once().await.unwrap().dead, 1);
-    let at = EffectRef::DownstreamKey(world.only().await.downstream_key);
+    let at = EffectRef::DownstreamKey(world.only_effect().await.downstream_key);
     let report = heard("evt_1", &at, executed(201, "ch_1"), Duration::ZERO);
     assert_eq!(world.ibid.report_evidence(report).await.unwrap(), EvidenceResult::Settled);
-    let settled = world.only().await;
+    let settled = world.only_effect().await;
     gate.open();
     assert_eq!(zombie.await.unwrap(), WorkerRound { lost: 1, ..WorkerRound::default() });
-    assert_eq!(world.only().await.version, settled.version);
+    assert_eq!(world.only_effect().await.version, settled.version);
     assert_eq!(
         world.ledger(),
         ["bob charge unknown: the worker that held it went silent", "bob charge done"]
@@ -395,7 +398,7 @@ async fn upkeep_applies_evidence_that_a_crash_left_unused<D: Database + Clone + 
     let after = site.another_process().await;
     let _worker = after.worker(&psp);
     assert_eq!(apply_evidence_once(&after.ibid).await.unwrap(), 1);
-    assert_eq!((site.only().await.state, site.record("k").await.state), (Done, State::Completed));
+    assert_eq!((site.only_effect().await.state, site.record("k").await.state), (Done, State::Completed));
     assert_eq!(apply_evidence_once(&after.ibid).await.unwrap(), 0);
     assert_eq!(psp.calls(), 1);
 }
@@ -408,9 +411,9 @@ async fn a_process_without_a_worker_keeps_it_for_one_that_has<D: Database + Clon
     let at = site.by_key().await;
     assert_eq!(front.hear("evt_1", &at, executed(201, "ch_9")).await, EvidenceResult::Early);
     assert_eq!(apply_evidence_once(&front.ibid).await.unwrap(), 0);
-    assert_eq!(site.only().await.state, Unknown, "no worker there could write its rows");
+    assert_eq!(site.only_effect().await.state, Unknown, "no worker there could write its rows");
     assert_eq!(apply_evidence_once(&site.ibid).await.unwrap(), 1, "this process has a worker");
-    assert_eq!(site.only().await.state, Done);
+    assert_eq!(site.only_effect().await.state, Done);
     drop(worker);
     assert_eq!(front.hear("evt_2", &at, executed(201, "ch_9")).await, EvidenceResult::Known);
 }
@@ -420,12 +423,12 @@ async fn contradicting_evidence_changes_nothing<D: Database + Clone + 'static>(s
     site.pay("k", charge()).await;
     let worker = site.worker(&psp);
     worker.run_once().await.unwrap();
-    let (at, done) = (site.by_key().await, site.only().await);
+    let (at, done) = (site.by_key().await, site.only_effect().await);
     assert_eq!(site.hear("evt_1", &at, executed(201, "ch_1")).await, EvidenceResult::Known);
     assert_eq!(site.hear("evt_2", &at, executed(201, "ch_2")).await, EvidenceResult::Contradicts);
     assert_eq!(site.hear("evt_3", &at, Observation::NotExecuted).await, EvidenceResult::Contradicts);
     assert_eq!(site.hear("evt_3", &at, Observation::NotExecuted).await, EvidenceResult::Duplicate);
-    assert_eq!(site.only().await.version, done.version);
+    assert_eq!(site.only_effect().await.version, done.version);
     let lines = [
         "webhook: effect `charge` executed as `ch_2`, although it is done (event `evt_2` of `psp`)",
         "webhook: effect `charge` not executed, although it is done (event `evt_3` of `psp`)",

@@ -80,14 +80,14 @@ async fn results_are_kept_and_come_back_as_they_were<A: Adapter>(world: &World<A
         attempt.phase("ride", &world.db, |_| unreachable!("it is not run again")).await;
     assert_eq!(again.unwrap(), ride);
     // Read as another type than it was stored as.
-    let mut attempt = resumed(world, attempt, "kept").await;
+    let mut attempt = crash_and_resume(world, attempt, "kept").await;
     let other: Result<u8, PhaseError<TxError>> =
         attempt.phase("ride", &world.db, |_| unreachable!("it is not run again")).await;
     assert!(matches!(other, Err(PhaseError::Result(_))), "{other:?}");
     assert_eq!(world.payments("kept").await, 1);
 }
 
-async fn resumed<A: Adapter>(world: &World<A>, attempt: Attempt, key: &str) -> Attempt {
+async fn crash_and_resume<A: Adapter>(world: &World<A>, attempt: Attempt, key: &str) -> Attempt {
     crash(world, attempt, key).await;
     world.begin(key).await
 }
@@ -109,10 +109,10 @@ async fn a_crash_after_any_phase_goes_on_after_the_last_committed_one<A: Adapter
             pay(&mut *inside, &key, name).await.unwrap();
             drop(inside);
         }
-        let mut attempt = resumed(world, attempt, &key).await;
+        let mut attempt = crash_and_resume(world, attempt, &key).await;
         assert_eq!((attempt.number(), usize::from(attempt.after())), (2, crashes_after));
-        for (place, name) in PHASES.iter().enumerate() {
-            let by = if place < crashes_after { 1 } else { 2 };
+        for (index, name) in PHASES.iter().enumerate() {
+            let by = if index < crashes_after { 1 } else { 2 };
             assert_eq!(
                 step(&mut attempt, &world.db, &key, name).await.unwrap(),
                 format!("{name} by attempt {by}")
@@ -120,7 +120,7 @@ async fn a_crash_after_any_phase_goes_on_after_the_last_committed_one<A: Adapter
         }
         assert!(is_stored(&attempt.finish(answer(201)).await, 201));
         assert_eq!((world.payments(&key).await, world.effects(&key).await.len()), (3, 3));
-        assert_eq!(world.replayed(&key).await, answer(201));
+        assert_eq!(world.replay(&key).await, answer(201));
     }
 }
 
@@ -149,7 +149,7 @@ async fn another_order_is_refused_before_anything_runs<A: Adapter>(world: &World
         for name in ["ride", "charge"] {
             step(&mut attempt, &world.db, key, name).await.unwrap();
         }
-        let mut attempt = resumed(world, attempt, key).await;
+        let mut attempt = crash_and_resume(world, attempt, key).await;
         let mut refused = None;
         for name in now {
             match step(&mut attempt, &world.db, key, name).await {
@@ -172,7 +172,7 @@ async fn another_order_is_refused_before_anything_runs<A: Adapter>(world: &World
 async fn later_phases_may_be_added<A: Adapter>(world: &World<A>) {
     let mut attempt = world.begin("added").await;
     step(&mut attempt, &world.db, "added", "ride").await.unwrap();
-    let mut attempt = resumed(world, attempt, "added").await;
+    let mut attempt = crash_and_resume(world, attempt, "added").await;
     for (name, by) in [("ride", 1), ("tip", 2), ("charge", 2)] {
         assert_eq!(
             step(&mut attempt, &world.db, "added", name).await.unwrap(),
@@ -199,7 +199,7 @@ async fn what_nobody_can_resume_waits_for_its_client<A: Adapter>(world: &World<A
 async fn a_lost_reply_of_a_phase_is_settled_by_the_record<A: Adapter>(world: &World<A>) {
     for reply in [Reply::Lost, Reply::NeverSent] {
         let key = format!("{reply:?}");
-        let lossy = Lossy::new(A::open(&world.place, 2, PATIENT).await, &[Reply::Comes, reply]);
+        let lossy = Lossy::new(A::open(&world.test_db, 2, PATIENT).await, &[Reply::Comes, reply]);
         let mut attempt = world.begin(&key).await;
         for name in ["ride", "charge", "receipt"] {
             assert_eq!(step(&mut attempt, &lossy, &key, name).await.unwrap(), format!("{name} by attempt 1"));

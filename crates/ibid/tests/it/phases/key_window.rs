@@ -35,7 +35,7 @@ const fn hours(hours: u64) -> Duration {
 }
 
 /// A first attempt calls and crashes during its call, `age` hours ago.
-async fn called<A: Adapter>(world: &World<A>, key: &str, provider: &Provider, age: i64) {
+async fn crash_during_call<A: Adapter>(world: &World<A>, key: &str, provider: &Provider, age: i64) {
     let mut attempt = world.begin(key).await;
     let first: Charge = attempt.outside("charge", Care::Repeatable, |key| provider.hangs(key)).await;
     assert!(matches!(first, Err(PhaseError::Uncertain(_))), "{first:?}");
@@ -46,7 +46,7 @@ async fn called<A: Adapter>(world: &World<A>, key: &str, provider: &Provider, ag
 async fn a_call_is_made_again_as_long_as_its_key_is_remembered<A: Adapter>(world: &World<A>) {
     for (age, care) in REMEMBERED {
         let (key, provider) = (format!("remembered {age}"), Provider::default());
-        called(world, &key, &provider, age).await;
+        crash_during_call(world, &key, &provider, age).await;
         let mut attempt = world.begin(&key).await;
         let second: Charge = attempt.outside("charge", care, |key| provider.charge(key)).await;
         let calls = provider.calls();
@@ -59,7 +59,7 @@ async fn a_call_whose_key_may_be_forgotten_is_left_to_a_person<A: Adapter>(world
     for (age, care) in FORGOTTEN {
         for dropped in [false, true] {
             let (key, provider) = (format!("forgotten {age} {care:?} {dropped}"), Provider::default());
-            called(world, &key, &provider, age).await;
+            crash_during_call(world, &key, &provider, age).await;
             let mut attempt = world.begin(&key).await;
             let second: Charge = attempt.outside("charge", care, |key| provider.charge(key)).await;
             assert!(matches!(second, Err(PhaseError::Unsure)), "{second:?}");
@@ -111,7 +111,7 @@ async fn a_doubt_that_the_provider_ends_does_not_come_back<A: Adapter>(world: &W
 
 async fn a_provider_that_can_be_asked_need_not_remember_the_key<A: Adapter>(world: &World<A>) {
     let (key, provider) = ("asked after 25 h", Provider::default());
-    called(world, key, &provider, 25).await;
+    crash_during_call(world, key, &provider, 25).await;
     let mut attempt = world.begin(key).await;
     let verify = async |_| CallVerification::NotMade;
     let second: Charge =

@@ -68,7 +68,7 @@ async fn ride<A: Adapter>(
     uri: Uri,
     headers: HeaderMap,
     body: Bytes,
-) -> Result<Response, Failed> {
+) -> Result<Response, HandlerError> {
     let key = guarded.key.as_str();
     let id: String = held
         .phase("ride", &api.world.db, |inside| {
@@ -78,7 +78,7 @@ async fn ride<A: Adapter>(
             })
         })
         .await
-        .map_err(|error| Failed(format!("{error:?}")))?;
+        .map_err(|error| HandlerError(format!("{error:?}")))?;
     api.came.lock().unwrap().push(format!(
         "{} {} {} {} auth: {} tenant: {}",
         guarded.attempt,
@@ -101,20 +101,20 @@ async fn ride<A: Adapter>(
             Ok(key.into_string())
         })
         .await;
-    charge.map_err(|error| Failed(format!("{error:?}")))?;
+    charge.map_err(|error| HandlerError(format!("{error:?}")))?;
     let receipt = held.phase("receipt", &api.world.db, |inside| {
         Box::pin(async move {
             pay(&mut **inside, key, "receipt").await?;
             Ok::<_, TxError>(format!("receipt {}", inside.number()))
         })
     });
-    let receipt = receipt.await.map_err(|error| Failed(format!("{error:?}")))?;
+    let receipt = receipt.await.map_err(|error| HandlerError(format!("{error:?}")))?;
     Ok((StatusCode::CREATED, format!("{id}, {receipt}")).into_response())
 }
 
-struct Failed(String);
+struct HandlerError(String);
 
-impl IntoResponse for Failed {
+impl IntoResponse for HandlerError {
     fn into_response(self) -> Response {
         (StatusCode::INTERNAL_SERVER_ERROR, self.0).into_response()
     }

@@ -9,12 +9,12 @@ use ibid_testkit::contract::{SHORT, answering, fresh_under, put, reap_all};
 
 use super::*;
 
-fn kept(server: &Postgres, database: &str) -> String {
+fn count_bodies(server: &Postgres, database: &str) -> String {
     server.sql(database, "select count(*) from ibid_body")
 }
 
 /// The begin of another generation of `record`.
-fn again(record: &Record, clears_bodies: bool) -> Change {
+fn next_generation(record: &Record, clears_bodies: bool) -> Change {
     let mut begin =
         replace(record, Draft { due_in: Some(LONG), ..draft(&name_of(record), State::InProgress) });
     begin.clears_bodies = clears_bodies;
@@ -39,18 +39,18 @@ async fn another_generation_leaves_nothing_of_the_one_before_it() {
     };
     let finishes = records().await.iter().map(|stored| finish(&stored.record)).collect();
     commit_all(&*store, finishes).await;
-    assert_eq!(kept(&server, &database), "20");
+    assert_eq!(count_bodies(&server, &database), "20");
     // New generations with and without `clears_bodies`, in one batch.
     let finished = records().await;
     let news = finished[..10].iter().zip([true, false].into_iter().cycle());
-    commit_all(&*store, news.map(|(stored, clears)| again(&stored.record, clears)).collect()).await;
-    assert_eq!(kept(&server, &database), "10");
+    commit_all(&*store, news.map(|(stored, clears)| next_generation(&stored.record, clears)).collect()).await;
+    assert_eq!(count_bodies(&server, &database), "10");
     for (place, stored) in records().await.into_iter().enumerate() {
         assert_eq!(stored.answer.is_some(), place >= 10, "only of those");
     }
     let finishes = records().await[..10].iter().map(|stored| finish(&stored.record)).collect();
     commit_all(&*store, finishes).await;
-    assert_eq!(kept(&server, &database), "20");
+    assert_eq!(count_bodies(&server, &database), "20");
 }
 
 /// The change keeps its generation and replaces the body.
@@ -64,7 +64,7 @@ async fn a_replaced_body_is_stored_once() {
     let mut other = answering(replace(&done, draft(&name_of(&done), State::Completed)), b"another");
     other.clears_bodies = true;
     assert_eq!(put(&*store, &other).await.answer.as_deref(), Some(&b"another"[..]));
-    assert_eq!(kept(&server, &database), "1");
+    assert_eq!(count_bodies(&server, &database), "1");
 }
 
 /// A body with the same instant belongs to the record that has its birth.
@@ -87,7 +87,7 @@ async fn the_reaper_removes_only_the_bodies_of_reaped_records() {
     commit_all(&*store, records.iter().map(|record| finish(record)).collect()).await;
     pass(&server, &database, SECOND);
     assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 10);
-    assert_eq!(kept(&server, &database), "10");
+    assert_eq!(count_bodies(&server, &database), "10");
     for record in records.iter().skip(1).step_by(2) {
         assert!(load(&*store, record.id).await.expect("it stays").answer.is_some());
     }
@@ -138,7 +138,7 @@ async fn a_record_that_changes_under_the_reaper_is_left_alone() {
             tokio::task::yield_now().await;
         }
         if anew {
-            second = put(&*store, &again(&second, true)).await.record;
+            second = put(&*store, &next_generation(&second, true)).await.record;
         }
         let done = put(&*store, &finish(&second)).await.record;
         let gone = Draft { purge_in: Some(Duration::ZERO), ..draft(&name_of(&done), State::Completed) };
@@ -147,10 +147,10 @@ async fn a_record_that_changes_under_the_reaper_is_left_alone() {
         pass(&server, &database, SECOND);
         holder.batch_execute("select pg_advisory_unlock(7)").await.expect("the lock is given back");
         assert_eq!(reaper.await.expect("it ends").removed, 0, "anew: {anew}");
-        assert_eq!(kept(&server, &database), "1");
+        assert_eq!(count_bodies(&server, &database), "1");
         server.sql(&database, "drop view ibid_effect; alter table ibid_effect_rows rename to ibid_effect");
         assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 1, "anew: {anew}");
         assert!(load(&*store, second.id).await.is_none());
-        assert_eq!(kept(&server, &database), "0", "no body is left");
+        assert_eq!(count_bodies(&server, &database), "0", "no body is left");
     }
 }

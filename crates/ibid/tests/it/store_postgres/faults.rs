@@ -23,7 +23,7 @@ async fn a_server_crash_loses_no_answered_change() {
     assert!(store.load(vec![before.id]).await.expect_err("the server is down").is_transient());
     server.start_again();
     assert!(
-        counted(&during, &commit_patiently(&store, &during).await),
+        was_committed(&during, &commit_patiently(&store, &during).await),
         "it continues as if nothing had happened"
     );
     let stored = load(&*store, before.id).await.expect("what was answered is there");
@@ -46,7 +46,10 @@ async fn connections_cut_under_load_lose_no_change() {
                     change.history.push(History { what: HistoryKind::Operator, detail: "begun".to_owned() });
                 }
                 let change = Arc::new(change);
-                assert!(counted(&change, &commit_patiently(&store, &change).await), "a fresh name is free");
+                assert!(
+                    was_committed(&change, &commit_patiently(&store, &change).await),
+                    "a fresh name is free"
+                );
                 written.push(change.id);
             }
             written
@@ -87,7 +90,7 @@ async fn a_server_without_a_free_connection_is_an_outage_that_passes() {
         let store = store.clone();
         writers.spawn(async move {
             let change = Arc::new(begin());
-            assert!(counted(&change, &commit_patiently(&store, &change).await));
+            assert!(was_committed(&change, &commit_patiently(&store, &change).await));
         });
     }
     while let Some(writer) = writers.join_next().await {
@@ -117,7 +120,7 @@ async fn a_commit_that_no_standby_confirmed_is_a_lost_reply() {
     let fate = commit.await.expect("the commit ends");
     assert!(fate.expect_err("it is unknown whether a failover would keep it").is_transient());
     standby("");
-    assert!(counted(&change, &commit_patiently(&store, &change).await), "it finds itself");
+    assert!(was_committed(&change, &commit_patiently(&store, &change).await), "it finds itself");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -17,7 +17,12 @@ async fn due(store: &PostgresStore) -> Vec<RecordId> {
 }
 
 /// Begins records one after the other, and makes their leases lapse.
-async fn lapsed(server: &Postgres, database: &str, store: &PostgresStore, count: usize) -> Vec<RecordId> {
+async fn begin_lapsed(
+    server: &Postgres,
+    database: &str,
+    store: &PostgresStore,
+    count: usize,
+) -> Vec<RecordId> {
     let mut ids = Vec::new();
     for _ in 0..count {
         let begin = fresh(&TestRecord::fresh(), SHORT);
@@ -28,7 +33,7 @@ async fn lapsed(server: &Postgres, database: &str, store: &PostgresStore, count:
     ids
 }
 
-fn sorted(ids: impl IntoIterator<Item = RecordId>) -> Vec<RecordId> {
+fn sort_ids(ids: impl IntoIterator<Item = RecordId>) -> Vec<RecordId> {
     let mut ids: Vec<RecordId> = ids.into_iter().collect();
     ids.sort_unstable();
     ids
@@ -39,7 +44,7 @@ async fn a_locked_lapsed_record_is_found_once_unlocked() {
     let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let ids = lapsed(&server, &database, &store, 10).await;
+    let ids = begin_lapsed(&server, &database, &store, 10).await;
     let hold = async |id: &RecordId| {
         let stranger = stranger(&server, &database).await;
         stranger.batch_execute("begin").await.expect("a transaction");
@@ -70,7 +75,7 @@ async fn concurrent_lease_scans_do_not_wait_for_each_other() {
     let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let ids = lapsed(&server, &database, &store, 3).await;
+    let ids = begin_lapsed(&server, &database, &store, 3).await;
     let [holder, looker] = [stranger(&server, &database).await, stranger(&server, &database).await];
     for one in [&holder, &looker] {
         one.batch_execute("begin").await.expect("a transaction");
@@ -131,7 +136,7 @@ async fn more_lapsed_records_than_one_step_takes_are_all_found() {
     let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let first = lapsed(&server, &database, &store, 1).await[0];
+    let first = begin_lapsed(&server, &database, &store, 1).await[0];
     // Copies of it: most at one instant, more than one statement takes; some before it and some after it.
     let copies = "create temp table copy as select r.*, n from ibid_record r, generate_series(1, 7000) n;
                   update copy set id = sha256(n::text::bytea);
@@ -155,7 +160,7 @@ async fn a_begin_committed_behind_the_cursor_is_still_found() {
     let stranger = stranger(&server, &database).await;
     // On a machine that stalls for ten seconds the scan may miss one permanently; not three in a row.
     for _ in 0..3 {
-        let template = lapsed(&server, &database, &store, 1).await[0];
+        let template = begin_lapsed(&server, &database, &store, 1).await[0];
         stranger.batch_execute("begin").await.expect("a transaction");
         let copy = "insert into ibid_record (id, count, nonce, birth, owner, attempt, lease_us, state, flags, policy, point,
                                              created_at, ran_at, due_at, reap_at, tenant, method, path, key, note)
@@ -166,7 +171,7 @@ async fn a_begin_committed_behind_the_cursor_is_still_found() {
             stranger.query_one(copy, &[&&template.as_bytes()[..]]).await.expect("it is not visible yet");
         let (id, ended): (Vec<u8>, i64) = (row.get(0), row.get(1));
         let late = RecordId::from_bytes(id.try_into().expect("an id"));
-        let after = lapsed(&server, &database, &store, 1).await[0];
+        let after = begin_lapsed(&server, &database, &store, 1).await[0];
         let due_ids = due(&store).await;
         assert!(due_ids.contains(&after) && !due_ids.contains(&late), "its instant was passed");
         stranger.batch_execute("commit").await.expect("it is committed");
@@ -185,11 +190,11 @@ async fn a_clock_that_was_set_back_hides_nothing() {
     let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let before = lapsed(&server, &database, &store, 2).await;
+    let before = begin_lapsed(&server, &database, &store, 2).await;
     assert_eq!(due(&store).await, before);
     // As when the clock is set back by an hour.
     server.sql(&database, "update ibid_walk set at = at + 3600000000");
-    let after = lapsed(&server, &database, &store, 2).await;
+    let after = begin_lapsed(&server, &database, &store, 2).await;
     assert_eq!(due(&store).await, [before, after].concat());
 }
 
@@ -207,7 +212,7 @@ async fn a_record_renewed_in_time_is_never_reported_as_lapsed() {
     let records: Vec<Arc<Record>> = begins.iter().map(record).collect();
     commit_all(&*store, records[..10].iter().map(|record| finish(record)).collect()).await;
     pass(&server, &database, SECOND);
-    assert_eq!(sorted(due(&store).await), sorted(records[10..].iter().map(|record| record.id)));
+    assert_eq!(sort_ids(due(&store).await), sort_ids(records[10..].iter().map(|record| record.id)));
     let watched =
         "select count(*), count(*) filter (where state = 3) from ibid_record where watch_at is not null";
     assert_eq!(server.sql(&database, watched), "10|0");
@@ -229,11 +234,11 @@ async fn a_lapsed_record_is_found_under_any_retention() {
     let runs = fresh_under(&TestRecord::fresh(), &Arc::new(policy));
     commit_all(&*store, lapses.iter().chain([&runs]).cloned().collect()).await;
     pass(&server, &database, SECOND);
-    assert_eq!(sorted(due(&store).await), sorted(lapses.iter().map(|begin| begin.id)));
+    assert_eq!(sort_ids(due(&store).await), sort_ids(lapses.iter().map(|begin| begin.id)));
     reap_all(&*store, ReapTarget::Records).await;
     pass(&server, &database, 2 * LONG);
-    let all = sorted(lapses.iter().chain([&runs]).map(|begin| begin.id));
-    assert_eq!(sorted(due(&store).await), all, "also what the reaper put off in its first lease");
+    let all = sort_ids(lapses.iter().chain([&runs]).map(|begin| begin.id));
+    assert_eq!(sort_ids(due(&store).await), all, "also what the reaper put off in its first lease");
 }
 
 /// Records of another policy have the same instants in the reaper's order.
@@ -249,9 +254,9 @@ async fn policies_with_equal_instants_are_scanned_separately() {
     commit_all(&*store, begins.clone()).await;
     pass(&server, &database, SECOND);
     let short = begins.iter().enumerate().filter(|(place, _)| place % 2 == 0).map(|(_, begin)| begin.id);
-    assert_eq!(sorted(due(&store).await), sorted(short));
+    assert_eq!(sort_ids(due(&store).await), sort_ids(short));
     pass(&server, &database, LONG);
-    assert_eq!(sorted(due(&store).await), sorted(begins.iter().map(|begin| begin.id)));
+    assert_eq!(sort_ids(due(&store).await), sort_ids(begins.iter().map(|begin| begin.id)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -259,7 +264,7 @@ async fn known_due_records_are_found_even_if_the_scan_fails() {
     let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let ids = lapsed(&server, &database, &store, 2).await;
+    let ids = begin_lapsed(&server, &database, &store, 2).await;
     assert_eq!(due(&store).await, ids);
     server.sql(&database, "alter table ibid_late rename to ibid_late_away");
     assert_eq!(due(&store).await, ids);
@@ -273,10 +278,10 @@ async fn without_a_cursor_the_scan_starts_at_the_first_record() {
     let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let before = lapsed(&server, &database, &store, 2).await;
+    let before = begin_lapsed(&server, &database, &store, 2).await;
     pass(&server, &database, LONG);
     server.sql(&database, "delete from ibid_walk");
-    let after = lapsed(&server, &database, &store, 2).await;
+    let after = begin_lapsed(&server, &database, &store, 2).await;
     assert_eq!(due(&store).await, [before, after].concat());
 }
 

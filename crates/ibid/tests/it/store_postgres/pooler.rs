@@ -83,7 +83,7 @@ async fn session(port: u16) -> TcpStream {
     let mut server = TcpStream::connect(("127.0.0.1", port)).await.expect("the server listens");
     server.set_nodelay(true).expect("a TCP socket");
     let hello = b"\0\x03\0\0user\0postgres\0database\0postgres\0\0";
-    server.write_all(&framed(None, hello)).await.expect("the server hears");
+    server.write_all(&frame_message(None, hello)).await.expect("the server hears");
     while message(&mut server).await.expect("the server answers").0 != READY {}
     server
 }
@@ -98,10 +98,10 @@ async fn serve(
     client.read_exact(&mut hello).await?;
     if settings == Settings::Refused && hello.windows(8).any(|part| part == b"options\0") {
         let refusal = b"SFATAL\0VFATAL\0C08P01\0Munsupported startup parameter: options\0\0";
-        return client.write_all(&framed(Some(b'E'), refusal)).await;
+        return client.write_all(&frame_message(Some(b'E'), refusal)).await;
     }
-    client.write_all(&framed(Some(b'R'), &0u32.to_be_bytes())).await?;
-    client.write_all(&framed(Some(READY), b"I")).await?;
+    client.write_all(&frame_message(Some(b'R'), &0u32.to_be_bytes())).await?;
+    client.write_all(&frame_message(Some(READY), b"I")).await?;
     loop {
         let mut first = Some(message(&mut client).await?);
         let mut server = session.lock().await;
@@ -113,14 +113,14 @@ async fn serve(
             if kind == TERMINATE {
                 return Ok(());
             }
-            server.write_all(&framed(Some(kind), &text)).await?;
+            server.write_all(&frame_message(Some(kind), &text)).await?;
             // Only after these does the server report that it is ready.
             if !matches!(kind, QUERY | SYNC) {
                 continue;
             }
             let state = loop {
                 let (kind, text) = message(&mut server).await?;
-                client.write_all(&framed(Some(kind), &text)).await?;
+                client.write_all(&frame_message(Some(kind), &text)).await?;
                 if kind == READY {
                     break text;
                 }
@@ -139,7 +139,7 @@ async fn message(stream: &mut TcpStream) -> std::io::Result<(u8, Vec<u8>)> {
     Ok((kind, text))
 }
 
-fn framed(kind: Option<u8>, text: &[u8]) -> Vec<u8> {
+fn frame_message(kind: Option<u8>, text: &[u8]) -> Vec<u8> {
     let length = u32::try_from(text.len() + 4).expect("a short message").to_be_bytes();
     kind.into_iter().chain(length).chain(text.iter().copied()).collect()
 }

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use super::*;
 
 /// Writes that were reported as done, by record.
-type Told = HashMap<RecordId, Vec<Change>>;
+type ReportedWrites = HashMap<RecordId, Vec<Change>>;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn every_reported_outcome_is_the_stored_one_under_stress() {
@@ -31,10 +31,10 @@ async fn every_reported_outcome_is_the_stored_one_under_stress() {
         upkeep.spawn(sweep(store.clone(), over.clone()));
         upkeep.spawn(reap(store.clone(), stranger(&server, &database).await, over.clone()));
     }
-    let mut told = Told::new();
-    let mut add = |some: Told| {
+    let mut reported = ReportedWrites::new();
+    let mut add = |some: ReportedWrites| {
         for (id, changes) in some {
-            told.entry(id).or_default().extend(changes);
+            reported.entry(id).or_default().extend(changes);
         }
     };
     for some in holders.join_all().await {
@@ -54,8 +54,8 @@ async fn every_reported_outcome_is_the_stored_one_under_stress() {
     let (mut finished, mut taken) = (0, 0);
     for name in names.iter() {
         let stored = load(&*stores[0], name.id).await.expect("it stands");
-        let [begun, ended] = &told[&name.id][..] else {
-            panic!("begun once and ended once: {:?}", told[&name.id]);
+        let [begun, ended] = &reported[&name.id][..] else {
+            panic!("begun once and ended once: {:?}", reported[&name.id]);
         };
         assert_eq!(stored.record.birth, begun.nonce, "the reported begin is the stored one");
         assert!(ended.is_stored_as(&stored), "the reported end is the stored one");
@@ -73,8 +73,8 @@ async fn hold(
     names: Arc<Vec<TestRecord>>,
     line: Arc<Barrier>,
     renewals: Arc<AtomicUsize>,
-) -> Told {
-    let mut told = Told::new();
+) -> ReportedWrites {
+    let mut reported = ReportedWrites::new();
     for few in names.chunks(BATCH) {
         let begins: Vec<Change> = few.iter().map(|name| fresh(name, LEASE)).collect();
         line.wait().await;
@@ -83,7 +83,7 @@ async fn hold(
         for begin in begins {
             if let Commit::Done(stamp) = fates[&begin.id] {
                 won.extend(begin.applied(stamp, None));
-                told.insert(begin.id, vec![begin]);
+                reported.insert(begin.id, vec![begin]);
             }
         }
         let ends: Vec<Arc<Record>> =
@@ -97,29 +97,29 @@ async fn hold(
         let fates = commit_all(&*store, finishes.clone()).await;
         for finish in finishes {
             if matches!(fates[&finish.id], Commit::Done(_)) {
-                told.entry(finish.id).or_default().push(finish);
+                reported.entry(finish.id).or_default().push(finish);
             }
         }
     }
-    told
+    reported
 }
 
-async fn sweep(store: Arc<PostgresStore>, over: Arc<AtomicBool>) -> Told {
-    let mut told = Told::new();
+async fn sweep(store: Arc<PostgresStore>, over: Arc<AtomicBool>) -> ReportedWrites {
+    let mut reported = ReportedWrites::new();
     while !over.load(Ordering::SeqCst) {
         for stored in store.due(State::InProgress, 20).await.expect("due is answered") {
             let record = stored.record;
             let takeover = take_over(&record, draft(&name_of(&record), State::Unknown));
             if matches!(commit(&*store, &takeover).await, Commit::Done(_)) {
-                told.entry(record.id).or_default().push(takeover);
+                reported.entry(record.id).or_default().push(takeover);
             }
         }
     }
-    told
+    reported
 }
 
 /// Another session makes the reaper visit records that are not due yet.
-async fn reap(store: Arc<PostgresStore>, stranger: Client, over: Arc<AtomicBool>) -> Told {
+async fn reap(store: Arc<PostgresStore>, stranger: Client, over: Arc<AtomicBool>) -> ReportedWrites {
     let early = "update ibid_record set reap_at = 1
                  where id = any (array(select id from ibid_record where get_byte(id, 0) % 4 = 0 for update skip locked))";
     while !over.load(Ordering::SeqCst) {
@@ -127,7 +127,7 @@ async fn reap(store: Arc<PostgresStore>, stranger: Client, over: Arc<AtomicBool>
         let reaped = store.reap(ReapTarget::Records, CURSOR_START, 50).await.expect("a reaping succeeds");
         assert_eq!((reaped.stripped, reaped.removed), (0, 0), "nothing is past its time");
     }
-    Told::new()
+    ReportedWrites::new()
 }
 
 const KEYS: usize = 1200;

@@ -8,11 +8,11 @@ use ibid_core::store::{Browse, RecordFilter};
 use ibid_testkit::contract::SHORT;
 
 use super::*;
-use crate::adapters::databases::{Place, TokioPostgresPools};
+use crate::adapters::databases::{TestDatabase, TokioPostgresPools};
 use crate::transaction::harness::World;
 
 /// Inserts one unreadable record and three behind it, all due.
-async fn lapsed(server: &Postgres, database: &str, store: &PostgresStore) -> Vec<RecordId> {
+async fn begin_lapsed(server: &Postgres, database: &str, store: &PostgresStore) -> Vec<RecordId> {
     let mut ids = Vec::new();
     for _ in 0..4 {
         let begin = fresh(&TestRecord::fresh(), SHORT);
@@ -29,7 +29,7 @@ async fn a_record_that_can_not_be_read_hides_no_other() {
     let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let ids = lapsed(&server, &database, &store).await;
+    let ids = begin_lapsed(&server, &database, &store).await;
     let due = async |limit| {
         let records = store.due(State::InProgress, limit).await.expect("due is answered");
         records.into_iter().map(|stored| stored.record.id).collect::<Vec<_>>()
@@ -54,7 +54,7 @@ async fn a_record_that_can_not_be_read_hides_no_other() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn begins_on_an_unreadable_record_leave_nothing_behind() {
-    let world = World::<TokioPostgresPools>::new(Place::postgres()).await;
+    let world = World::<TokioPostgresPools>::new(TestDatabase::postgres()).await;
     let bob = world.other_node().await;
     let _held = world.begin_on(&bob, "k").await;
     world.sql("update ibid_record set policy = 0").await;
@@ -67,7 +67,7 @@ async fn begins_on_an_unreadable_record_leave_nothing_behind() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_policy_is_not_taken_for_a_lost_lease() {
-    let world = World::<TokioPostgresPools>::new(Place::postgres()).await;
+    let world = World::<TokioPostgresPools>::new(TestDatabase::postgres()).await;
     let mut attempt = world.begin("k").await;
     world.sql("delete from ibid_policy").await;
     let refused = attempt.inside(world.db.begin().await.unwrap()).await;

@@ -11,7 +11,7 @@ use ibid_core::store::BoxFuture;
 use ibid_testkit::postgres::Postgres;
 
 use super::harness::{World, answer, is_stored, pay, until};
-use crate::adapters::databases::{Place, TokioPostgresPools};
+use crate::adapters::databases::{TestDatabase, TokioPostgresPools};
 use crate::adapters::{Adapter, PATIENT};
 
 #[derive(Clone, Copy, Debug)]
@@ -70,10 +70,10 @@ async fn cost(server: &Postgres, mode: Mode) -> Cost {
 
 async fn total(server: &Postgres, mode: Mode, requests: i64) -> Cost {
     let database = server.create_database();
-    let world = World::<TokioPostgresPools>::new(Place::at(server.url_for(&database))).await;
+    let world = World::<TokioPostgresPools>::new(TestDatabase::at(server.url_for(&database))).await;
     let sent = Arc::new(AtomicI64::new(0));
-    let pool = TokioPostgresPools::open(&world.place, 1, PATIENT).await;
-    let db = Counted { inner: pool, sent: sent.clone() };
+    let pool = TokioPostgresPools::open(&world.test_db, 1, PATIENT).await;
+    let db = CountingDatabase { inner: pool, sent: sent.clone() };
     for n in 0..requests {
         let key = format!("k{n}");
         match mode {
@@ -124,26 +124,26 @@ async fn total(server: &Postgres, mode: Mode, requests: i64) -> Cost {
 }
 
 /// A database that counts round trips.
-struct Counted<D> {
+struct CountingDatabase<D> {
     inner: D,
     sent: Arc<AtomicI64>,
 }
 
-struct CountedTx<T> {
+struct CountingTx<T> {
     inner: T,
     sent: Arc<AtomicI64>,
 }
 
-impl<D: Database> Database for Counted<D> {
-    type Tx = CountedTx<D::Tx>;
+impl<D: Database> Database for CountingDatabase<D> {
+    type Tx = CountingTx<D::Tx>;
 
-    async fn begin(&self) -> Result<CountedTx<D::Tx>, SqlError> {
+    async fn begin(&self) -> Result<CountingTx<D::Tx>, SqlError> {
         self.sent.fetch_add(1, Ordering::SeqCst);
-        Ok(CountedTx { inner: self.inner.begin().await?, sent: self.sent.clone() })
+        Ok(CountingTx { inner: self.inner.begin().await?, sent: self.sent.clone() })
     }
 }
 
-impl<T: SqlTx> SqlTx for CountedTx<T> {
+impl<T: SqlTx> SqlTx for CountingTx<T> {
     fn dialect(&self) -> Dialect {
         self.inner.dialect()
     }
@@ -167,7 +167,7 @@ impl<T: SqlTx> SqlTx for CountedTx<T> {
     }
 }
 
-impl<T: OwnedTx> OwnedTx for CountedTx<T> {
+impl<T: OwnedTx> OwnedTx for CountingTx<T> {
     async fn commit(self) -> Result<(), SqlError> {
         self.sent.fetch_add(1, Ordering::SeqCst);
         self.inner.commit().await

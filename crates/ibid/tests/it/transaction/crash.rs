@@ -9,16 +9,16 @@ use ibid::transaction::TxError;
 
 use super::harness::{World, answer, is_stored, pay_and_charge};
 use crate::adapters::Adapter;
-use crate::adapters::databases::{Place, SqlxPostgresPools, SqlxSqlitePools};
+use crate::adapters::databases::{SqlxPostgresPools, SqlxSqlitePools, TestDatabase};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_leaves_all_or_nothing_in_a_file() {
-    all_or_nothing(World::<SqlxSqlitePools>::new(Place::sqlite()).await).await;
+    all_or_nothing(World::<SqlxSqlitePools>::new(TestDatabase::sqlite()).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_leaves_all_or_nothing_on_a_server() {
-    all_or_nothing(World::<SqlxPostgresPools>::new(Place::postgres()).await).await;
+    all_or_nothing(World::<SqlxPostgresPools>::new(TestDatabase::postgres()).await).await;
 }
 
 /// State after the process has ended.
@@ -29,7 +29,7 @@ enum Left {
     /// The process was killed after its commit.
     All,
     /// The process survived, learned of the fault and retried.
-    Told,
+    Survived,
 }
 
 const HITS: [(&str, Left); 8] = [
@@ -37,16 +37,16 @@ const HITS: [(&str, Left); 8] = [
     ("enqueue.after=1*return(kill)", Left::Nothing),
     ("finish.before=1*return(kill)", Left::Nothing),
     ("finish.after=1*return(kill)", Left::All),
-    ("reserve.after=1*return(error)", Left::Told),
-    ("enqueue.after=1*return(error)", Left::Told),
-    ("finish.before=1*return(error)", Left::Told),
-    ("finish.after=1*return(lost)", Left::Told),
+    ("reserve.after=1*return(error)", Left::Survived),
+    ("enqueue.after=1*return(error)", Left::Survived),
+    ("finish.before=1*return(error)", Left::Survived),
+    ("finish.after=1*return(lost)", Left::Survived),
 ];
 
 async fn all_or_nothing<A: Adapter>(world: World<A>) {
     for (hit, left) in HITS {
-        let ended = tokio::task::block_in_place(|| process(&world.place, hit));
-        if left == Left::Told {
+        let ended = tokio::task::block_in_place(|| process(&world.test_db, hit));
+        if left == Left::Survived {
             assert!(ended.status.success(), "{hit}: {ended:?}");
         } else {
             assert_eq!(ended.status.signal(), Some(9), "{hit}: {ended:?}");
@@ -62,14 +62,14 @@ async fn all_or_nothing<A: Adapter>(world: World<A>) {
         }
         assert_eq!((world.payments(hit).await, world.effects(hit).await.len()), (1, 1), "{hit}");
         assert_eq!(world.paid_by(hit, "the next").await, left == Left::Nothing, "{hit}");
-        assert_eq!(world.replayed(hit).await, answer(201), "{hit}");
+        assert_eq!(world.replay(hit).await, answer(201), "{hit}");
     }
 }
 
-fn process(place: &Place, hit: &str) -> Output {
+fn process(test_db: &TestDatabase, hit: &str) -> Output {
     let mut process = Command::new(std::env::current_exe().expect("this test's binary"));
     process.args(["--ignored", "--exact", "--nocapture", "transaction::crash::one_request"]);
-    process.env(AT, &place.at).env("IBID_FAILPOINTS", hit);
+    process.env(AT, &test_db.at).env("IBID_FAILPOINTS", hit);
     process.output().expect("it starts")
 }
 
@@ -79,16 +79,16 @@ fn process(place: &Place, hit: &str) -> Output {
 async fn one_request() {
     let at = std::env::var(AT).expect("a database");
     if at.starts_with("postgres:") {
-        carried_out(World::<SqlxPostgresPools>::beside(Place::at(at)).await).await;
+        run_request(World::<SqlxPostgresPools>::open_existing(TestDatabase::at(at)).await).await;
     } else {
-        carried_out(World::<SqlxSqlitePools>::beside(Place::at(at)).await).await;
+        run_request(World::<SqlxSqlitePools>::open_existing(TestDatabase::at(at)).await).await;
     }
 }
 
-async fn carried_out<A: Adapter>(world: World<A>) {
+async fn run_request<A: Adapter>(world: World<A>) {
     let key = std::env::var("IBID_FAILPOINTS").expect("something happens");
     for _ in 0..TRIES_MAX {
-        match once(&world, &key).await {
+        match try_once(&world, &key).await {
             Err(error) if error.is_retryable() => {}
             ended => return ended.expect("it is stored"),
         }
@@ -96,7 +96,7 @@ async fn carried_out<A: Adapter>(world: World<A>) {
     panic!("others are always in the way");
 }
 
-async fn once<A: Adapter>(world: &World<A>, key: &str) -> Result<(), TxError> {
+async fn try_once<A: Adapter>(world: &World<A>, key: &str) -> Result<(), TxError> {
     let mut inside = world.begin_inside(key).await;
     pay_and_charge(&mut inside, key, "the first").await?;
     assert!(is_stored(&inside.finish(answer(201)).await?, 201));

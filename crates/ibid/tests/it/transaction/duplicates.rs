@@ -9,15 +9,15 @@ use ibid::outcome::{Begin, Outcome};
 use ibid::transaction::{Database, OwnedTx};
 
 use super::harness::{Tries, World, answer, is_stored, pay, until};
-use crate::adapters::databases::{Place, SqlxPostgresPools, TokioPostgresPools};
+use crate::adapters::databases::{SqlxPostgresPools, TestDatabase, TokioPostgresPools};
 use crate::adapters::{Adapter, PATIENT, number};
 
 type Sqlx = World<SqlxPostgresPools>;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn twenty_duplicates_of_one_process_wait_without_a_connection() {
-    let world = Arc::new(Sqlx::new(Place::postgres()).await);
-    let db = Arc::new(SqlxPostgresPools::open(&world.place, 2, PATIENT).await);
+    let world = Arc::new(Sqlx::new(TestDatabase::postgres()).await);
+    let db = Arc::new(SqlxPostgresPools::open(&world.test_db, 2, PATIENT).await);
     for ends in ["stored", "dropped"] {
         let first = world.ibid.begin_inside(world.ask(ends), &*db, PATIENT).await.unwrap();
         let Begin::Run(mut first) = first else { panic!("{first:?}") };
@@ -72,8 +72,8 @@ async fn twenty_duplicates_of_one_process_wait_without_a_connection() {
 /// No transaction ends before the fresh key has its response.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn duplicates_of_another_nodes_keys_leave_room_for_a_fresh_one() {
-    let world = Arc::new(Sqlx::new(Place::postgres()).await);
-    let anns = SqlxPostgresPools::open(&world.place, HELD, PATIENT).await;
+    let world = Arc::new(Sqlx::new(TestDatabase::postgres()).await);
+    let anns = SqlxPostgresPools::open(&world.test_db, HELD, PATIENT).await;
     let mut transactions = Vec::new();
     for n in 0..HELD {
         let key = format!("held {n}");
@@ -84,7 +84,7 @@ async fn duplicates_of_another_nodes_keys_leave_room_for_a_fresh_one() {
     }
 
     let bob = world.other_node().await;
-    let bobs = Arc::new(Tries::at(SqlxPostgresPools::open(&world.place, 2, PATIENT).await));
+    let bobs = Arc::new(Tries::at(SqlxPostgresPools::open(&world.test_db, 2, PATIENT).await));
     let duplicate = |n: usize| {
         let (bob, ask, bobs) = (bob.clone(), world.ask(&format!("held {n}")), bobs.clone());
         tokio::spawn(async move { bob.begin_inside(ask, &*bobs, HOUR).await })
@@ -110,10 +110,10 @@ async fn duplicates_of_another_nodes_keys_leave_room_for_a_fresh_one() {
 /// A try that found another node's row gives its connection back: a waiting client needs no new ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_try_in_vain_keeps_its_connection() {
-    let world = Arc::new(World::<TokioPostgresPools>::new(Place::postgres()).await);
+    let world = Arc::new(World::<TokioPostgresPools>::new(TestDatabase::postgres()).await);
     let first = world.begin_inside("k").await;
     let bob = world.other_node().await;
-    let bobs = Arc::new(Tries::at(TokioPostgresPools::open(&world.place, 1, PATIENT).await));
+    let bobs = Arc::new(Tries::at(TokioPostgresPools::open(&world.test_db, 1, PATIENT).await));
     let mut tx = bobs.begin().await.unwrap();
     const SESSION: &str = "select pg_backend_pid()::int8";
     let session = number(&mut tx, SESSION).await;
@@ -133,8 +133,8 @@ async fn a_try_in_vain_keeps_its_connection() {
 
 #[tokio::test]
 async fn clients_that_hang_up_do_not_open_the_breaker() {
-    let world = Sqlx::new(Place::postgres()).await;
-    let db = SqlxPostgresPools::open(&world.place, 1, PATIENT).await;
+    let world = Sqlx::new(TestDatabase::postgres()).await;
+    let db = SqlxPostgresPools::open(&world.test_db, 1, PATIENT).await;
     let tx = db.begin().await.unwrap();
     for n in 0..20 {
         let key = format!("hung up {n}");
@@ -150,10 +150,10 @@ async fn clients_that_hang_up_do_not_open_the_breaker() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_waits_for_locks_as_before_once_the_key_is_reserved() {
     const SETTING: &str = "select current_setting('lock_timeout')";
-    let world = Sqlx::new(Place::postgres()).await;
-    let database = world.place.at.rsplit('/').next().unwrap();
+    let world = Sqlx::new(TestDatabase::postgres()).await;
+    let database = world.test_db.at.rsplit('/').next().unwrap();
     world.sql(&format!("alter database {database} set lock_timeout = '7s'")).await;
-    let db = SqlxPostgresPools::open(&world.place, 1, PATIENT).await;
+    let db = SqlxPostgresPools::open(&world.test_db, 1, PATIENT).await;
     let inside = world.ibid.begin_inside(world.ask("k"), &db, PATIENT).await.unwrap();
     let Begin::Run(mut inside) = inside else { panic!("{inside:?}") };
     assert_eq!(Sqlx::text(&mut **inside, SETTING).await, "7s");

@@ -14,7 +14,7 @@ use ibid_core::record::ErrorCode;
 use ibid_core::store::BoxFuture;
 
 use super::harness::{World, answer, is_stored, pay, pay_and_charge};
-use crate::adapters::databases::Place;
+use crate::adapters::databases::TestDatabase;
 use crate::adapters::{Adapter, PATIENT, execute};
 
 pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
@@ -27,7 +27,7 @@ pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
     }
     a_caller_who_lowers_it_half_way_is_not_heard(world).await;
     let accepting = PostgresOptions { accept_weak_durability: true, ..PostgresOptions::default() };
-    let store = PostgresStore::open(&world.place.at, accepting).await.unwrap();
+    let store = PostgresStore::open(&world.test_db.at, accepting).await.unwrap();
     let accepts = Ibid::start(Arc::new(store), Settings::default()).await.unwrap();
     every_mode_commits_with(world, &accepts, "off", "off").await;
 }
@@ -42,26 +42,26 @@ async fn every_mode_commits_with<A: Adapter>(world: &World<A>, ibid: &Ibid, role
     let key = |mode: &str| format!("{mode}: {role} to {commits}");
 
     reserved_first(world, ibid, &db, &key("reserved first")).await;
-    assert_eq!(seen(world).await, all, "{}", key("reserved first"));
+    assert_eq!(committed_rows(world).await, all, "{}", key("reserved first"));
 
     let all_inside = key("all inside");
     let outcome = ibid.begin_inside(world.ask(&all_inside), &db, PATIENT).await.unwrap();
     let Begin::Run(mut inside) = outcome else { panic!("{outcome:?}") };
     pay_and_charge(&mut inside, &all_inside, "app").await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
-    assert_eq!(seen(world).await, all, "{all_inside}");
+    assert_eq!(committed_rows(world).await, all, "{all_inside}");
 
     one_phase(world, ibid, &db, &key("phase")).await;
-    assert_eq!(seen(world).await, all, "{}", key("phase"));
+    assert_eq!(committed_rows(world).await, all, "{}", key("phase"));
 
     let mut attempt = world.begin_on(ibid, &key("owed")).await;
     let mut inside = attempt.inside(db.begin().await.unwrap()).await.unwrap();
     inside.enqueue(NewEffect::new("owed", "owed", "42").owing()).await.unwrap();
     inside.owe().await.unwrap();
-    assert_eq!(seen(world).await, of(&["ibid_effect", "ibid_record"]), "{}", key("owed"));
+    assert_eq!(committed_rows(world).await, of(&["ibid_effect", "ibid_record"]), "{}", key("owed"));
     let worker = Worker::builder(ibid.clone(), db).on("owed", Charges).build().unwrap();
     assert_eq!(worker.run_once().await.unwrap().done, 1);
-    assert_eq!(seen(world).await, of(&["ibid_effect", "ibid_record"]), "{}", key("settled"));
+    assert_eq!(committed_rows(world).await, of(&["ibid_effect", "ibid_record"]), "{}", key("settled"));
 }
 
 async fn reserved_first<A: Adapter>(world: &World<A>, ibid: &Ibid, db: &A::Db, key: &str) {
@@ -92,7 +92,7 @@ async fn a_caller_who_lowers_it_half_way_is_not_heard<A: Adapter>(world: &World<
     execute(&mut *inside, "set local synchronous_commit = off", &[]).await.unwrap();
     pay(&mut *inside, "lowered", "app").await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
-    assert_eq!(seen(world).await, "ibid_record on, payment on");
+    assert_eq!(committed_rows(world).await, "ibid_record on, payment on");
     // The session's own setting is unchanged.
     let mut tx = db.begin().await.unwrap();
     assert_eq!(World::<A>::text(&mut tx, "show synchronous_commit").await, "remote_apply");
@@ -116,7 +116,7 @@ async fn watch_commits<A: Adapter>(world: &World<A>) {
 }
 
 /// Returns what the application has written since the last call, and with which setting it was committed.
-async fn seen<A: Adapter>(world: &World<A>) -> String {
+async fn committed_rows<A: Adapter>(world: &World<A>) -> String {
     let mut tx = world.tx().await;
     let all = "with lines as (delete from seen returning *)
                select coalesce(string_agg(distinct what || ' ' || setting, ', '), '')
@@ -128,8 +128,8 @@ async fn seen<A: Adapter>(world: &World<A>) -> String {
 
 /// Opens the application's pool under a separate role, with the role's current settings.
 async fn app<A: Adapter>(world: &World<A>) -> A::Db {
-    let at = world.place.at.replace("postgres://postgres@", "postgres://app@");
-    A::open(&Place::at(at), 2, PATIENT).await
+    let at = world.test_db.at.replace("postgres://postgres@", "postgres://app@");
+    A::open(&TestDatabase::at(at), 2, PATIENT).await
 }
 
 /// A provider that makes every call.

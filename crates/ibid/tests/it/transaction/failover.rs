@@ -12,7 +12,7 @@ use ibid_testkit::postgres::PostgresPair;
 use tokio::task::{JoinSet, block_in_place};
 
 use super::harness::{World, answer, pay, until};
-use crate::adapters::databases::{Place, TokioPostgresPools};
+use crate::adapters::databases::{TestDatabase, TokioPostgresPools};
 use crate::adapters::{Adapter, PATIENT};
 
 struct Load {
@@ -27,8 +27,8 @@ struct Load {
 async fn a_synchronous_failover_loses_no_caller_commit() {
     let mut pair = block_in_place(PostgresPair::synchronous);
     let at = format!("{}?target_session_attrs=read-write", pair.url_for("postgres"));
-    let world = World::new(Place::at(at.clone())).await;
-    let careless = Place::at(format!("{at}&options=-c%20synchronous_commit%3Doff"));
+    let world = World::new(TestDatabase::at(at.clone())).await;
+    let careless = TestDatabase::at(format!("{at}&options=-c%20synchronous_commit%3Doff"));
     let app = TokioPostgresPools::open(&careless, CALLERS, PATIENT).await;
     let load = Arc::new(Load { world, app, acknowledged: Mutex::default(), over: AtomicBool::new(false) });
     let mut callers = JoinSet::new();

@@ -22,7 +22,7 @@ use ibid_core::scope::{Identity, Operation, Tenant};
 use ibid_core::sql::{Dialect, Param, Type};
 use ibid_core::store::Store;
 
-use crate::adapters::databases::Place;
+use crate::adapters::databases::TestDatabase;
 use crate::adapters::{Adapter, PATIENT, execute, number, query};
 
 pub(crate) struct World<A: Adapter> {
@@ -30,37 +30,37 @@ pub(crate) struct World<A: Adapter> {
     /// The pool of the application.
     pub(crate) db: A::Db,
     /// A separate connection. On SQLite it must not be used while a transaction is open: there is one writer.
-    beside: A::Db,
+    observer: A::Db,
     policy: Arc<Policy>,
-    pub(crate) place: Place,
+    pub(crate) test_db: TestDatabase,
 }
 
 impl<A: Adapter> World<A> {
-    pub(crate) async fn new(place: Place) -> World<A> {
-        World::under(Policy::one_transaction(), place).await
+    pub(crate) async fn new(test_db: TestDatabase) -> World<A> {
+        World::under(Policy::one_transaction(), test_db).await
     }
 
-    pub(crate) async fn under(policy: Policy, place: Place) -> World<A> {
-        let world = World::open(policy, place).await;
+    pub(crate) async fn under(policy: Policy, test_db: TestDatabase) -> World<A> {
+        let world = World::open(policy, test_db).await;
         world.sql("create table payment (key text not null, by_whom text not null)").await;
         world
     }
 
     /// Opens an existing database, as another process.
     #[cfg(feature = "failpoints")]
-    pub(crate) async fn beside(place: Place) -> World<A> {
-        World::open(Policy::one_transaction(), place).await
+    pub(crate) async fn open_existing(test_db: TestDatabase) -> World<A> {
+        World::open(Policy::one_transaction(), test_db).await
     }
 
-    async fn open(policy: Policy, place: Place) -> World<A> {
-        let ibid = node(&place).await;
-        let (db, beside) = (A::open(&place, 4, PATIENT).await, A::open(&place, 1, PATIENT).await);
-        World { ibid, db, beside, policy: Arc::new(policy), place }
+    async fn open(policy: Policy, test_db: TestDatabase) -> World<A> {
+        let ibid = node(&test_db).await;
+        let (db, observer) = (A::open(&test_db, 4, PATIENT).await, A::open(&test_db, 1, PATIENT).await);
+        World { ibid, db, observer, policy: Arc::new(policy), test_db }
     }
 
     /// Starts an engine of another process on the same database.
     pub(crate) async fn other_node(&self) -> Ibid {
-        node(&self.place).await
+        node(&self.test_db).await
     }
 
     pub(crate) fn ask(&self, key: &str) -> BeginRequest {
@@ -102,14 +102,14 @@ impl<A: Adapter> World<A> {
 
     /// Runs a statement on the separate connection.
     pub(crate) async fn sql(&self, sql: &str) {
-        let mut tx = self.beside.begin().await.unwrap();
+        let mut tx = self.observer.begin().await.unwrap();
         execute(&mut tx, sql, &[]).await.unwrap();
         tx.commit().await.unwrap();
     }
 
     /// Queries a number on the separate connection.
     pub(crate) async fn number(&self, sql: &str) -> i64 {
-        let mut tx = self.beside.begin().await.unwrap();
+        let mut tx = self.observer.begin().await.unwrap();
         let number = number(&mut tx, sql).await;
         tx.rollback().await.unwrap();
         number
@@ -152,7 +152,7 @@ impl<A: Adapter> World<A> {
 
     /// Moves the first request back in time. PostgreSQL finds the bodies of a record by that instant, so they move too.
     pub(crate) async fn grow_older(&self, key: &str, hours: i64) {
-        let mut tx = self.beside.begin().await.unwrap();
+        let mut tx = self.observer.begin().await.unwrap();
         let (micros, which) = (hours * 3_600_000_000, format!("r.key = '{key}'"));
         if tx.dialect() == Dialect::Postgres {
             let bodies = format!(
@@ -168,7 +168,7 @@ impl<A: Adapter> World<A> {
 
     /// Updates records; on PostgreSQL also the sort keys of upkeep.
     async fn set(&self, columns: &str, places: &str, which: &str) {
-        let mut tx = self.beside.begin().await.unwrap();
+        let mut tx = self.observer.begin().await.unwrap();
         let columns = match tx.dialect() {
             Dialect::Postgres => format!("{columns}, {places}"),
             Dialect::Sqlite => columns.to_owned(),
@@ -184,7 +184,7 @@ impl<A: Adapter> World<A> {
     }
 
     /// Returns the response that a retry gets.
-    pub(crate) async fn replayed(&self, key: &str) -> Response {
+    pub(crate) async fn replay(&self, key: &str) -> Response {
         // At a node with an empty cache.
         match self.other_node().await.begin(self.ask(key)).await.unwrap() {
             Begin::Skip(Outcome::Completed(kept)) => (*kept.response).clone(),
@@ -193,13 +193,13 @@ impl<A: Adapter> World<A> {
     }
 }
 
-async fn node(place: &Place) -> Ibid {
-    let store: Arc<dyn Store> = if place.at.starts_with("postgres:") {
+async fn node(test_db: &TestDatabase) -> Ibid {
+    let store: Arc<dyn Store> = if test_db.at.starts_with("postgres:") {
         let options = PostgresOptions { connection_wait: PATIENT, ..PostgresOptions::default() };
-        Arc::new(PostgresStore::open(&place.at, options).await.unwrap())
+        Arc::new(PostgresStore::open(&test_db.at, options).await.unwrap())
     } else {
         let options = SqliteOptions { busy_timeout: PATIENT, ..SqliteOptions::default() };
-        Arc::new(SqliteStore::open(place.at.as_ref(), options).unwrap())
+        Arc::new(SqliteStore::open(test_db.at.as_ref(), options).unwrap())
     };
     let patient = Settings { begin_timeout: PATIENT, finish_wait: PATIENT, ..Settings::default() };
     Ibid::start(store, patient).await.unwrap()

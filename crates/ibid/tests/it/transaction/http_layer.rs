@@ -104,11 +104,11 @@ async fn work<T: OwnedTx>(
         "error" if !again => Ok((StatusCode::INTERNAL_SERVER_ERROR, "no").into_response()),
         "503" if !again => Ok(inside.finish(answer(503)).await?.into_response()),
         "402" => Ok(inside.finish(answer(402)).await?.into_response()),
-        _ => stored(inside).await,
+        _ => finish_created(inside).await,
     }
 }
 
-async fn stored<T: OwnedTx>(inside: AttemptTx<'_, T>) -> Result<Response, TxError> {
+async fn finish_created<T: OwnedTx>(inside: AttemptTx<'_, T>) -> Result<Response, TxError> {
     let mut created = Answer::plain(201, "text/plain", "created".to_owned());
     created.headers.push(("location".to_owned(), "/payments/7".into()));
     let finished = inside.finish(created).await?;
@@ -198,7 +198,7 @@ async fn an_owed_answer_is_waited_for<A: Adapter>(api: &Api<A>, mode: &str) {
         let (app, path, key) = (api.app.clone(), path.clone(), key.clone());
         async move { send(&app, &path, &key, false).await }
     });
-    let database = A::open(&api.world.place, 1, PATIENT).await;
+    let database = A::open(&api.world.test_db, 1, PATIENT).await;
     let worker = Worker::builder(api.world.ibid.clone(), database).on("charge", Provider).build().unwrap();
     while !client.is_finished() {
         worker.run_once().await.unwrap();

@@ -8,13 +8,13 @@ use ibid_core::record::State;
 use ibid_core::store::RenewOutcome;
 
 use super::harness::{World, answer, is_stored, pay_and_charge};
-use crate::adapters::databases::{Place, SqlxPostgresPools};
+use crate::adapters::databases::{SqlxPostgresPools, TestDatabase};
 
 type Sqlx = World<SqlxPostgresPools>;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_lock_is_the_lease() {
-    let world = Sqlx::new(Place::postgres()).await;
+    let world = Sqlx::new(TestDatabase::postgres()).await;
     a_due_record_that_is_held_is_not_taken_over(&world).await;
     who_was_cut_off_has_done_nothing(&world).await;
     who_falls_silent_is_cut_off_after_a_lease(&world).await;
@@ -40,7 +40,7 @@ async fn a_due_record_that_is_held_is_not_taken_over(world: &Sqlx) {
     assert_eq!(world.record("held").await.unwrap(), record, "it is untouched");
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     assert!(world.paid_by("held", "ann").await);
-    assert_eq!(world.replayed("held").await, answer(201));
+    assert_eq!(world.replay("held").await, answer(201));
 
     // Dropped without an end, the record may be taken over.
     let mut attempt = world.begin("let go").await;
@@ -77,7 +77,7 @@ async fn who_was_cut_off_has_done_nothing(world: &Sqlx) {
     assert!(matches!(zombie.inside(world.tx().await).await, Err(TxError::LeaseLost)));
     assert!(world.paid_by("cut off", "bob").await);
     assert_eq!((world.payments("cut off").await, world.effects("cut off").await.len()), (1, 1));
-    assert_eq!(world.replayed("cut off").await, answer(201));
+    assert_eq!(world.replay("cut off").await, answer(201));
 }
 
 async fn who_falls_silent_is_cut_off_after_a_lease(world: &Sqlx) {

@@ -61,7 +61,7 @@ async fn an_answer_that_is_no_success_undoes_the_work<A: Adapter>(world: &World<
         world.nothing_of(&key).await;
         if stored {
             assert!(is_stored(&finished, status), "{finished:?}");
-            assert_eq!(world.replayed(&key).await, answer(status));
+            assert_eq!(world.replay(&key).await, answer(status));
         } else {
             assert!(matches!(finished, Outcome::Released), "{finished:?}");
             assert!(world.record(&key).await.is_none(), "the reservation went with the rest");
@@ -77,12 +77,12 @@ async fn a_failed_statement_does_not_keep_a_refusal_from_being_stored<A: Adapter
     wrong.await.unwrap_err();
     assert!(is_stored(&inside.finish(answer(422)).await.unwrap(), 422));
     world.nothing_of("failed").await;
-    assert_eq!(world.replayed("failed").await, answer(422));
+    assert_eq!(world.replay("failed").await, answer(422));
 }
 
 async fn a_lost_reply_is_settled_by_the_record<A: Adapter>(world: &World<A>) {
     let replies = [Reply::Lost, Reply::NeverSent];
-    let lossy = Lossy::new(A::open(&world.place, 2, PATIENT).await, &replies);
+    let lossy = Lossy::new(A::open(&world.test_db, 2, PATIENT).await, &replies);
     for (key, comes) in [("lost", true), ("never sent", false)] {
         let outcome = world.ibid.begin_inside(world.ask(key), &lossy, PATIENT).await.unwrap();
         let Begin::Run(mut inside) = outcome else { panic!("{outcome:?}") };
@@ -91,7 +91,7 @@ async fn a_lost_reply_is_settled_by_the_record<A: Adapter>(world: &World<A>) {
         if comes {
             assert!(is_stored(&finished.unwrap(), 201));
             assert_eq!((world.payments(key).await, world.effects(key).await.len()), (1, 1));
-            assert_eq!(world.replayed(key).await, answer(201));
+            assert_eq!(world.replay(key).await, answer(201));
         } else {
             assert!(matches!(finished, Err(TxError::NotCommitted)), "{finished:?}");
             world.nothing_of(key).await;

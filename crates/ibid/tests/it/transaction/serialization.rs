@@ -7,7 +7,7 @@ use ibid::transaction::{Database, Isolated, Isolation, TxError};
 use tokio::sync::Barrier;
 
 use super::harness::{Tries, World, answer, is_stored, pay};
-use crate::adapters::databases::{Place, SqlxPostgresPools, TokioPostgresPools};
+use crate::adapters::databases::{SqlxPostgresPools, TestDatabase, TokioPostgresPools};
 use crate::adapters::{Adapter, PATIENT, number};
 
 const LEVELS: [Isolation; 3] = [Isolation::ReadCommitted, Isolation::RepeatableRead, Isolation::Serializable];
@@ -17,7 +17,7 @@ const ADD: [&str; 2] =
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_attempt_may_retry_a_serialization_failure() {
-    let world = World::<SqlxPostgresPools>::new(Place::postgres()).await;
+    let world = World::<SqlxPostgresPools>::new(TestDatabase::postgres()).await;
     for level in [Isolation::RepeatableRead, Isolation::Serializable] {
         a_lease_that_moved_since_the_snapshot_means_again(&world, level).await;
     }
@@ -26,7 +26,7 @@ async fn an_attempt_may_retry_a_serialization_failure() {
 
 async fn a_lease_that_moved_since_the_snapshot_means_again<A: Adapter>(world: &World<A>, level: Isolation) {
     let key = format!("{level:?}");
-    let isolated = Isolated::new(A::open(&world.place, 2, PATIENT).await, level);
+    let isolated = Isolated::new(A::open(&world.test_db, 2, PATIENT).await, level);
     let mut attempt = world.begin(&key).await;
     let mut tx = isolated.begin().await.unwrap();
     assert_eq!(number(&mut tx, "select count(*) from payment where by_whom = 'nobody'").await, 0);
@@ -42,7 +42,7 @@ async fn a_lease_that_moved_since_the_snapshot_means_again<A: Adapter>(world: &W
 
 /// Each transaction reads what the other writes.
 async fn a_commit_that_would_not_serialize_means_again<A: Adapter>(world: &World<A>) {
-    let isolated = Isolated::new(A::open(&world.place, 4, PATIENT).await, Isolation::Serializable);
+    let isolated = Isolated::new(A::open(&world.test_db, 4, PATIENT).await, Isolation::Serializable);
     let (mut ann, mut bob) = (world.begin("ann").await, world.begin("bob").await);
     let mut anns = ann.inside(isolated.begin().await.unwrap()).await.unwrap();
     let mut bobs = bob.inside(isolated.begin().await.unwrap()).await.unwrap();
@@ -68,7 +68,7 @@ async fn a_deadlock_costs_one_of_two_keys_a_second_run() {
 }
 
 async fn transfers<A: Adapter>() {
-    let world = World::<A>::new(Place::postgres()).await;
+    let world = World::<A>::new(TestDatabase::postgres()).await;
     world.sql("create table account (id int8 primary key, n int8 not null)").await;
     world.sql("insert into account values (1, 0), (2, 0)").await;
     for level in LEVELS {
@@ -80,7 +80,7 @@ async fn transfers<A: Adapter>() {
         assert!(anns + bobs >= 3, "one of them was in the other's way");
         for key in [ann, bob] {
             assert_eq!(world.payments(&key).await, 1, "{key}");
-            assert_eq!(world.replayed(&key).await, answer(201));
+            assert_eq!(world.replay(&key).await, answer(201));
         }
     }
     assert_eq!(world.number("select sum(n)::int8 from account").await, 12);
@@ -94,15 +94,15 @@ async fn transfer<A: Adapter>(
     order: [&'static str; 2],
     meet: &Barrier,
 ) -> u32 {
-    let isolated = Isolated::new(A::open(&world.place, 1, PATIENT).await, level);
+    let isolated = Isolated::new(A::open(&world.test_db, 1, PATIENT).await, level);
     for run in 1.. {
         let work = async {
             let outcome = world.ibid.begin_inside(world.ask(key), &isolated, PATIENT).await?;
             let Begin::Run(mut inside) = outcome else { panic!("{outcome:?}") };
             pay(&mut **inside, key, "x").await?;
-            for (place, add) in order.into_iter().enumerate() {
+            for (index, add) in order.into_iter().enumerate() {
                 A::by_caller(&mut **inside, add).await?;
-                if run == 1 && place == 0 {
+                if run == 1 && index == 0 {
                     meet.wait().await;
                 }
             }
@@ -123,12 +123,12 @@ async fn transfer<A: Adapter>(
 /// The second request waits for the row of the first, in another process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_duplicate_on_another_node_waits_for_the_row_at_every_level() {
-    let world = Arc::new(World::<SqlxPostgresPools>::new(Place::postgres()).await);
+    let world = Arc::new(World::<SqlxPostgresPools>::new(TestDatabase::postgres()).await);
     let bob = world.other_node().await;
     for level in LEVELS {
         for ends in ["stored", "refused", "dropped", "in time"] {
             let key = format!("{level:?} {ends}");
-            let pool = SqlxPostgresPools::open(&world.place, 2, PATIENT).await;
+            let pool = SqlxPostgresPools::open(&world.test_db, 2, PATIENT).await;
             let db = Arc::new(Tries::at(Isolated::new(pool, level)));
             let first = world.ibid.begin_inside(world.ask(&key), &*db, PATIENT).await.unwrap();
             let Begin::Run(mut first) = first else { panic!("{first:?}") };

@@ -14,7 +14,7 @@ use ibid_core::store::BoxFuture;
 use ibid_testkit::postgres::Postgres;
 
 use super::harness::{Tries, World, answer, is_stored, pay};
-use crate::adapters::databases::{Place, SqlxPostgresPools};
+use crate::adapters::databases::{SqlxPostgresPools, TestDatabase};
 use crate::adapters::{Adapter, PATIENT};
 
 type Sqlx = World<SqlxPostgresPools>;
@@ -26,7 +26,7 @@ const OPEN: &str = "select count(*) from pg_stat_activity
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_transaction_is_open_while_the_outside_is_called() {
     let policy = Policy { on_lapse: OnLapse::Resume, ..Policy::one_transaction() };
-    let world = Arc::new(Sqlx::under(policy, Place::postgres()).await);
+    let world = Arc::new(Sqlx::under(policy, TestDatabase::postgres()).await);
     let tx = world.tx().await;
     assert_eq!(world.number(OPEN).await, 1, "one that is open is seen");
     drop(tx);
@@ -72,7 +72,7 @@ async fn no_transaction_is_open_while_the_outside_is_called() {
 
     // Calls of a worker, and its lookups.
     let watching = Watching { world: world.clone(), open: Arc::default() };
-    let db = SqlxPostgresPools::open(&world.place, 2, PATIENT).await;
+    let db = SqlxPostgresPools::open(&world.test_db, 2, PATIENT).await;
     let worker = Worker::builder(world.ibid.clone(), db).on("charge", watching.clone()).build().unwrap();
     worker.run_once().await.unwrap();
     world.sql("update ibid_effect set due_at = 1").await;
@@ -108,11 +108,11 @@ impl<T: SqlTx> EffectHandler<T> for Watching {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_duplicate_violates_a_constraint_in_a_transaction() {
     let server = Postgres::start();
-    let world = Arc::new(Sqlx::new(Place::at(server.url())).await);
+    let world = Arc::new(Sqlx::new(TestDatabase::at(server.url())).await);
     // Duplicates of a request that is still in its transaction at another node, and of one that has ended.
     let first = world.begin_inside("k").await;
     let bob = world.other_node().await;
-    let bobs = Arc::new(Tries::at(SqlxPostgresPools::open(&world.place, 1, PATIENT).await));
+    let bobs = Arc::new(Tries::at(SqlxPostgresPools::open(&world.test_db, 1, PATIENT).await));
     let second = tokio::spawn({
         let (bob, ask, bobs) = (bob.clone(), world.ask("k"), bobs.clone());
         async move { bob.begin_inside(ask, &*bobs, PATIENT).await }

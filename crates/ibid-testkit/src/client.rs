@@ -1,8 +1,8 @@
 //! A raw HTTP/1.1 client for tests: it sends exactly the given bytes and reports what the server sent.
 //!
 //! A real client library hides what these tests are about: it retries, follows redirects, folds repeated lines and
-//! turns a truncated response into an error. This client does none of that and knows nothing of keys or records. A
-//! message that it cannot parse is a bug in the test, so it panics instead of returning errors.
+//! turns a truncated response into an error. This client does none of that and knows nothing of keys or records. A send
+//! or read that fails is a bug in the test, so it panics instead of returning errors.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -101,11 +101,17 @@ async fn many_letters_are_written_in_batches() {
 #[tokio::test]
 async fn dead_letters_need_an_outbox_and_a_named_source() {
     let memory = MemoryStore::new(Clock::system());
-    let found = differences(&["x"]);
-    assert!(matches!(write_dead_letters(&memory, "acme", &found).await, Err(DeadLetterError::NoSql)));
+    let differences_found = differences(&["x"]);
+    assert!(matches!(
+        write_dead_letters(&memory, "acme", &differences_found).await,
+        Err(DeadLetterError::NoSql)
+    ));
     let folder = tempfile::tempdir().unwrap();
     let store = sqlite(&folder.path().join("a.db"));
-    assert!(matches!(write_dead_letters(&*store, "", &found).await, Err(DeadLetterError::Source(_))));
+    assert!(matches!(
+        write_dead_letters(&*store, "", &differences_found).await,
+        Err(DeadLetterError::Source(_))
+    ));
 }
 
 #[tokio::test]

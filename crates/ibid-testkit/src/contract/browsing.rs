@@ -156,7 +156,7 @@ pub async fn a_count_follows_every_write(subject: &dyn StoreUnderTest) {
         assert!(since.expect("one in every state") >= Duration::from_millis(1), "since it came: {since:?}");
     }
     assert_eq!(numbers(first), grown([2, 2, 3, 4, 6], 1), "every insert is counted in its state");
-    let stored = load(&*store, name.id).await.expect("it stands");
+    let stored = load(&*store, name.id).await.expect("it exists");
     put(&*store, &replace(&stored.record, draft(&name, State::Completed))).await;
     assert_eq!(numbers(count().await), grown([2, 2, 4, 4, 5], 0), "a change of state is counted in both");
 }

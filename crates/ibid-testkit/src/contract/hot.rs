@@ -33,7 +33,7 @@ pub async fn a_fresh_record_and_its_finish_read_back_as_they_were_written(subjec
     let running = done(&*store, begins).await;
     let finishes = running.iter().map(|record| finished(record, b"together")).collect();
     for record in done(&*store, finishes).await {
-        let stored = load(&*store, record.id).await.expect("it stands");
+        let stored = load(&*store, record.id).await.expect("it exists");
         assert_eq!(stored.answer.as_deref(), Some(&b"together"[..]));
     }
 }
@@ -57,7 +57,7 @@ pub async fn of_many_finishes_one_wins_each_record(subject: &dyn StoreUnderTest)
         let (of_this, others) = fates.into_iter().partition(|(change, _)| change.id == record.id);
         fates = others;
         let winner = one_winner(of_this);
-        let stored = load(&*store, record.id).await.expect("it stands");
+        let stored = load(&*store, record.id).await.expect("it exists");
         assert!(winner.is_stored_as(&stored), "the reported winner is not the stored one");
     }
 }
@@ -72,7 +72,7 @@ pub async fn of_a_finish_and_a_takeover_after_the_lease_one_wins(subject: &dyn S
         async move {
             let (finish, takeover) = (finished(&record, b"late"), take_over(&record, running(&record)));
             let (ended, taken) = tokio::join!(commit(&*store, &finish), commit(&*store, &takeover));
-            let stored = load(&*store, record.id).await.expect("it stands");
+            let stored = load(&*store, record.id).await.expect("it exists");
             match (ended, taken) {
                 (Commit::Done(_), Commit::Conflict(_)) => assert!(finish.is_stored_as(&stored)),
                 (Commit::Conflict(Some(told)), Commit::Done(_)) => {
@@ -95,16 +95,16 @@ pub async fn a_repeated_fresh_begin_and_a_repeated_finish_find_themselves(subjec
     let store = subject.store();
     let begin = fresh(&TestRecord::fresh(), LONG);
     let running = put(&*store, &begin).await;
-    let own = refused(&*store, &begin, "it was stored already").await.expect("a row stands");
+    let own = refused(&*store, &begin, "it was stored already").await.expect("a row exists");
     assert!(begin.is_stored_as(&own), "a repeated begin finds its own version");
     let finish = finished(&running.record, b"once");
     put(&*store, &finish).await;
     for _ in 0..2 {
-        let own = refused(&*store, &finish, "it was stored already").await.expect("a row stands");
+        let own = refused(&*store, &finish, "it was stored already").await.expect("a row exists");
         assert!(finish.is_stored_as(&own), "a repeated finish finds its own version");
         assert_eq!(own.answer.as_deref(), Some(&b"once"[..]), "and the answer it wrote");
     }
-    let own = refused(&*store, &begin, "it was stored already").await.expect("a row stands");
+    let own = refused(&*store, &begin, "it was stored already").await.expect("a row exists");
     assert!(finish.is_stored_as(&own), "a begin that comes very late finds the finish");
 }
 
@@ -128,10 +128,10 @@ pub async fn a_finish_after_a_takeover_is_refused(subject: &dyn StoreUnderTest) 
     subject.advance(TICK).await;
     let taken = put(&*store, &take_over(&first, running(&first))).await.record;
     let late = finished(&first, b"late");
-    let stands = refused(&*store, &late, "the lease was taken over").await.expect("a row stands");
+    let stands = refused(&*store, &late, "the lease was taken over").await.expect("a row exists");
     assert_eq!((&stands.record, &stands.answer), (&taken, &None), "the late answer left no trace");
     put(&*store, &finished(&taken, b"in time")).await;
-    let stands = refused(&*store, &late, "another has finished it").await.expect("a row stands");
+    let stands = refused(&*store, &late, "another has finished it").await.expect("a row exists");
     assert_eq!(stands.answer.as_deref(), Some(&b"in time"[..]));
 }
 
@@ -157,7 +157,7 @@ pub async fn a_finish_after_a_removal_is_refused(subject: &dyn StoreUnderTest) {
     done(&*store, again.clone()).await;
     for record in second {
         let late = finished(record, b"late");
-        let stands = refused(&*store, &late, "its generation is gone").await.expect("a row stands");
+        let stands = refused(&*store, &late, "its generation is gone").await.expect("a row exists");
         assert!(again.iter().any(|begin| begin.is_stored_as(&stands)), "the new generation");
         assert_eq!(stands.answer, None, "the late answer left no trace");
     }
@@ -213,7 +213,7 @@ pub async fn a_fresh_record_is_not_due_after_a_later_write(subject: &dyn StoreUn
         put(&*store, &take_over(of(&names[2]), unknown)).await;
         let until = renew_lease(&*store, of(&names[3])).await;
         let due = due_of(&*store, &names).await;
-        let now = load(&*store, names[3].id).await.expect("it stands").now;
+        let now = load(&*store, names[3].id).await.expect("it exists").now;
         // On a machine so slow that the renewed lease has lapsed as well, the record is due again.
         let may_be = if now >= until { vec![names[3].id] } else { vec![] };
         assert!(due.is_empty() || due == may_be, "{due:?} (was seen: {was_seen})");
@@ -293,7 +293,7 @@ pub async fn each_of_a_mixed_batch_has_its_own_fate(subject: &dyn StoreUnderTest
     let all: Vec<Change> = fitting.into_iter().chain(refused).collect();
     let fates = commit_all(&*store, all.clone()).await;
     for change in all {
-        let stored = load(&*store, change.id).await.expect("it stands");
+        let stored = load(&*store, change.id).await.expect("it exists");
         let lines = store.history(change.id).await.expect("a history is read").len();
         if fitting_ids.contains(&change.id) {
             assert!(matches!(fates[&change.id], Commit::Done(_)), "refused: {change:?}");

@@ -46,7 +46,7 @@ pub async fn of_two_hundred_takeovers_one_wins_each_record(subject: &dyn StoreUn
         let (of_this, others) = fates.into_iter().partition(|(change, _)| change.id == name.id);
         fates = others;
         let winner = one_winner(of_this);
-        let stored = load(&*store, name.id).await.expect("it stands");
+        let stored = load(&*store, name.id).await.expect("it exists");
         assert!(winner.is_stored_as(&stored), "the reported winner is not the stored one");
     }
 }

@@ -23,7 +23,7 @@ pub async fn a_renewal_moves_the_due_instant_and_nothing_else(subject: &dyn Stor
     let first = put(&*store, &answering(insert(&name, running), b"kept")).await;
     subject.advance(TICK).await;
     let until = renew_lease(&*store, &first.record).await;
-    let after = load(&*store, name.id).await.expect("it stands");
+    let after = load(&*store, name.id).await.expect("it exists");
     assert_eq!(after.answer, first.answer, "a renewal leaves the bodies alone");
     let expected = Record { due_at: after.record.due_at, ..(*first.record).clone() };
     assert_eq!(*after.record, expected, "a renewal moves the due instant alone");
@@ -56,7 +56,7 @@ pub async fn a_renewal_at_another_version_is_lost(subject: &dyn StoreUnderTest) 
         assert_eq!(*fate == RenewOutcome::Lost, lost, "renewal {place} came out as {fate:?}");
     }
     for record in [other, done] {
-        let after = load(&*store, record.id).await.expect("it stands");
+        let after = load(&*store, record.id).await.expect("it exists");
         assert_eq!(after.record, record, "a lost renewal wrote");
     }
     assert!(store.renew(vec![]).await.expect("nothing to renew").is_empty());
@@ -300,7 +300,7 @@ pub async fn a_reap_preview_matches_the_reap(subject: &dyn StoreUnderTest) {
     let reaped = reap_all(&*store, ReapTarget::Records).await;
     assert_eq!((reaped.stripped, reaped.removed), (3, 5));
     assert_eq!(ripe().await, ReapCount::default());
-    let running = load(&*store, running.id).await.expect("it stands");
+    let running = load(&*store, running.id).await.expect("it exists");
     assert_eq!(running.record.state, State::InProgress, "what has no such instant is left alone");
     // Otherwise the next test that looks for due records would find it.
     let done = TestRecord { id: running.record.id, identity: running.record.identity.clone() };
@@ -326,7 +326,7 @@ pub async fn history_goes_after_its_time_if_its_record_is_gone(subject: &dyn Sto
     assert!(ripe.remove > 0 && ripe.strip == 0, "{ripe:?}");
     assert_eq!(reap_all(&*store, at_once).await.removed, ripe.remove, "what was counted goes");
     assert_eq!((line_count(&live).await, line_count(&gone).await), (1, 0));
-    let stored = load(&*store, live.id).await.expect("it stands");
+    let stored = load(&*store, live.id).await.expect("it exists");
     put(&*store, &replace(&stored.record, draft(&live, State::Completed))).await;
 }
 

@@ -95,7 +95,7 @@ pub async fn a_takeover_is_judged_inside_the_write(subject: &dyn StoreUnderTest)
     let name = TestRecord::fresh();
     put(&*store, &insert(&name, lapsing(&name))).await;
     subject.advance(TICK).await;
-    let lapsed = load(&*store, name.id).await.expect("it stands");
+    let lapsed = load(&*store, name.id).await.expect("it exists");
     assert!(lapsed.record.is_due(lapsed.now), "the clock moved past the lease");
     store.renew(vec![(name.id, lapsed.record.version)]).await.expect("a renewal succeeds");
     refused(&*store, &take_over(&lapsed.record, running(&name)), "the lease was renewed since").await;
@@ -105,7 +105,7 @@ pub async fn a_takeover_is_judged_inside_the_write(subject: &dyn StoreUnderTest)
     subject.advance(TICK).await;
     let taken = put(&*store, &take_over(&lapsing_record.record, running(&name))).await;
     let late = replace(&lapsing_record.record, draft(&name, State::Completed));
-    let holder = refused(&*store, &late, "the lease was taken over").await.expect("a row stands");
+    let holder = refused(&*store, &late, "the lease was taken over").await.expect("a row exists");
     assert_eq!(holder.record.owner, taken.record.owner, "the silent holder learns who took over");
 }
 
@@ -115,12 +115,12 @@ pub async fn a_repeated_write_is_recognised_by_its_own_nonce(subject: &dyn Store
     let name = TestRecord::fresh();
     let begin = insert(&name, draft(&name, State::InProgress));
     let first = put(&*store, &begin).await;
-    let own = refused(&*store, &begin, "it was stored already").await.expect("a row stands");
+    let own = refused(&*store, &begin, "it was stored already").await.expect("a row exists");
     assert!(begin.is_stored_as(&own), "a repeated insert finds its own version");
     let finish = answering(replace(&first.record, draft(&name, State::Completed)), b"once");
     let finish = telling(finish, HistoryKind::Settled, "once");
     put(&*store, &finish).await;
-    let own = refused(&*store, &finish, "it was stored already").await.expect("a row stands");
+    let own = refused(&*store, &finish, "it was stored already").await.expect("a row exists");
     assert!(finish.is_stored_as(&own), "a repeated update finds its own version");
     assert_eq!(own.answer.as_deref(), Some(&b"once"[..]), "and the answer it wrote");
     let lines = store.history(name.id).await.expect("a history is read");
@@ -140,7 +140,7 @@ pub async fn a_version_never_repeats_after_removal(subject: &dyn StoreUnderTest)
     assert_eq!(new.answer, None, "the removed record's answer went with it");
     assert_ne!(new.record.version, old.record.version, "versions never repeat");
     let late = replace(&old.record, draft(&name, State::Completed));
-    let stands = refused(&*store, &late, "its generation was removed").await.expect("a row stands");
+    let stands = refused(&*store, &late, "its generation was removed").await.expect("a row exists");
     assert_eq!(stands.record, new.record, "the new generation is untouched");
 }
 
@@ -163,7 +163,7 @@ pub async fn one_changes_fate_never_touches_anothers(subject: &dyn StoreUnderTes
     for name in &taken {
         let Commit::Conflict(Some(stored)) = &fates[&name.id] else { panic!("a taken name was taken again") };
         assert_eq!(stored.record.state, State::InProgress, "the refusal has the earlier record");
-        let after = load(&*store, name.id).await.expect("it stands");
+        let after = load(&*store, name.id).await.expect("it exists");
         assert_eq!((after.record.state, after.answer), (State::InProgress, None), "a refused change wrote");
     }
     for (place, name) in free.iter().enumerate() {
@@ -194,7 +194,7 @@ pub async fn a_refused_change_leaves_no_body_and_no_history(subject: &dyn StoreU
     for change in [late, again] {
         refused(&*store, &change, "something else was stored").await;
     }
-    let after = load(&*store, name.id).await.expect("it stands");
+    let after = load(&*store, name.id).await.expect("it exists");
     assert_eq!((after.record, after.answer), (first.record, first.answer), "a refused change wrote");
     assert_eq!(store.history(name.id).await.expect("a history is read"), vec![], "a refused change told");
 }

@@ -728,8 +728,8 @@ async fn after_retention_only_a_tombstone_refuses_a_key() {
     world.hands.advance(Duration::from_secs(1));
     // The cache of this process uses its own clock; another node has an empty cache.
     let fresh = fresh_node(&world).await;
-    let anew = read(fresh.oneshot(pay("k").body("other").build()).await).await;
-    assert_eq!((anew.status, anew.is_replay(), world.runs()), (201, false, 2));
+    let rerun = read(fresh.oneshot(pay("k").body("other").build()).await).await;
+    assert_eq!((rerun.status, rerun.is_replay(), world.runs()), (201, false, 2));
 
     let refuse =
         Policy { retention: hour, tombstone: hour, after_expiry: AfterExpiry::Refuse, ..Policy::default() };

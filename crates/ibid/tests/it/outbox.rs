@@ -29,11 +29,11 @@ mod webhook_evidence;
 mod webhook_http;
 
 use crate::lossy_database::Reply;
-use harness::{Gate, Provider, World, because, made, not_made};
+use harness::{Gate, Provider, World, because, made_outcome, not_made};
 
 #[tokio::test]
 async fn an_effect_enqueued_with_a_business_row_is_carried_out_once() {
-    let (world, provider) = (World::new().await, Provider::new("w", |_| made()));
+    let (world, provider) = (World::new().await, Provider::new("w", |_| made_outcome()));
     world.pay("k", [NewEffect::new("charge", "charge", "42")]).await;
     let worker = world.worker(&provider);
     assert_eq!(worker.run_once().await.unwrap(), WorkerRound { done: 1, ..WorkerRound::default() });
@@ -75,7 +75,7 @@ async fn an_ended_effect_is_reaped_but_a_dead_one_never() {
     let world = World::new().await;
     let provider = Provider::new("w", |call| match call.name.as_str() {
         "mail" => CallOutcome::Refused { why: "no such address".into() },
-        _ => made(),
+        _ => made_outcome(),
     });
     let effect = |name: &str| NewEffect::new(name, "charge", "");
     world.pay("k", [effect("charge"), effect("mail")]).await;
@@ -115,7 +115,7 @@ async fn two_workers_carry_out_five_hundred_effects_once_each() {
         let names = (0..10).map(|n| NewEffect::new(format!("e{n}"), "charge", ""));
         world.pay(&format!("k{key}"), names).await;
     }
-    let (ann, bob) = (Provider::new("ann", |_| made()), Provider::new("bob", |_| made()));
+    let (ann, bob) = (Provider::new("ann", |_| made_outcome()), Provider::new("bob", |_| made_outcome()));
     tokio::join!(world.drain(&ann), world.drain(&bob));
 
     let mut keys: Vec<_> = ann.calls().into_iter().chain(bob.calls()).map(|c| c.downstream_key).collect();
@@ -133,7 +133,7 @@ async fn effects_of_one_aggregate_keep_their_order_under_two_workers() {
         let effect = |who: &str| NewEffect::new(who, "charge", n.to_string()).ordered_by(who);
         world.pay(&format!("k{n}"), [effect("x"), effect("y")]).await;
     }
-    let (ann, bob) = (Provider::new("w", |_| made()), Provider::new("w", |_| made()));
+    let (ann, bob) = (Provider::new("w", |_| made_outcome()), Provider::new("w", |_| made_outcome()));
     tokio::join!(world.drain(&ann), world.drain(&bob));
     for who in ["x", "y"] {
         let rows = world.payloads(who);
@@ -146,7 +146,7 @@ async fn a_dead_letter_blocks_its_aggregate_until_discarded() {
     let world = World::new().await;
     let provider = Provider::new("w", |call| match call.name.as_str() {
         "first" => CallOutcome::Refused { why: "card expired".into() },
-        _ => made(),
+        _ => made_outcome(),
     });
     let ordered = |name: &str| NewEffect::new(name, "charge", "").ordered_by("account 7");
     world.pay("k", [ordered("first"), ordered("second")]).await;
@@ -168,7 +168,7 @@ async fn a_lapsed_repeatable_effect_is_called_again_under_its_key() {
     world.pay("k", [NewEffect::new("charge", "charge", "").repeatable()]).await;
     let (gate, silent) = world.silent_worker().await;
     world.pass(61);
-    let provider = Provider::new("bob", |_| made());
+    let provider = Provider::new("bob", |_| made_outcome());
     let worker = world.worker(&provider);
     assert_eq!(worker.run_once().await.unwrap().again, 1, "noticed, and queued again");
     assert_eq!(world.only_effect().await.state, Queued);
@@ -184,7 +184,7 @@ async fn a_lapsed_non_repeatable_effect_is_never_called_again() {
     world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
     let (_gate, silent) = world.silent_worker().await;
     world.pass(61);
-    let provider = Provider::new("bob", |_| made());
+    let provider = Provider::new("bob", |_| made_outcome());
     let worker = world.worker(&provider);
     assert_eq!(worker.run_once().await.unwrap().dead, 1);
     world.pass(1_000_000);
@@ -223,7 +223,7 @@ async fn an_effect_verified_as_not_made_is_called_as_if_new() {
     let world = World::new().await;
     let provider = Provider::new("w", |call| match call.tries {
         1 => CallOutcome::Uncertain { why: "time-out".into() },
-        _ => made(),
+        _ => made_outcome(),
     });
     provider.will_verify([VerifyOutcome::NotMade]);
     world.pay("k", [NewEffect::new("charge", "charge", "").verified()]).await;
@@ -263,7 +263,7 @@ async fn a_worker_that_comes_back_late_is_refused_with_its_rows() {
     world.pay("k", [NewEffect::new("charge", "charge", "").repeatable()]).await;
     let (gate, zombie) = world.silent_worker().await;
     world.pass(61);
-    let worker = world.worker(&Provider::new("bob", |_| made()));
+    let worker = world.worker(&Provider::new("bob", |_| made_outcome()));
     worker.run_once().await.unwrap();
     world.pass(10);
     assert_eq!(worker.run_once().await.unwrap().done, 1);
@@ -279,7 +279,7 @@ async fn a_worker_that_comes_back_late_is_refused_with_its_rows() {
 #[tokio::test]
 async fn a_claim_that_ends_before_its_call_is_returned_uncalled() {
     let world = World::new().await;
-    let provider = Provider::new("w", |_| made());
+    let provider = Provider::new("w", |_| made_outcome());
     let rules = EffectRules { lease_ms: 0, ..EffectRules::default() };
     world.pay("k", [NewEffect::new("charge", "charge", "").rules(rules)]).await;
     assert_eq!(world.worker(&provider).run_once().await.unwrap().again, 1);
@@ -371,7 +371,7 @@ async fn panics_and_time_outs_of_a_handler_are_uncertain_calls() {
 
 #[tokio::test]
 async fn an_effect_that_owes_the_answer_gives_it_to_who_waits() {
-    let (world, provider) = (World::new().await, Provider::new("w", |_| made()));
+    let (world, provider) = (World::new().await, Provider::new("w", |_| made_outcome()));
     world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
     assert_eq!(world.record("k").await.state, State::Pending);
     let (ibid, ask) = (world.ibid.clone(), world.ask("k"));
@@ -391,7 +391,7 @@ async fn a_dead_effect_made_after_all_answers_its_record() {
     let world = World::new().await;
     let provider = Provider::new("w", |call| match call.tries {
         1 if call.provider_id.is_none() => CallOutcome::Refused { why: "card declined".into() },
-        _ => made(),
+        _ => made_outcome(),
     });
     world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
     assert_eq!(world.worker(&provider).run_once().await.unwrap().dead, 1);
@@ -402,7 +402,7 @@ async fn a_dead_effect_made_after_all_answers_its_record() {
     let seq = world.only_effect().await.seq;
     Operator::new(&world.ibid).retry(seq, &because("another card")).await.unwrap();
     assert_eq!(world.only_effect().await.tries, 0);
-    let other = Provider::new("w", |_| made());
+    let other = Provider::new("w", |_| made_outcome());
     assert_eq!(world.worker(&other).run_once().await.unwrap().done, 1);
     assert_eq!(world.record("k").await.state, State::Completed);
     assert!(matches!(world.ibid.begin(world.ask("k")).await.unwrap(), Begin::Skip(Outcome::Completed(_))));
@@ -462,7 +462,7 @@ async fn effects_are_listed_by_state_by_record_and_by_page() {
     let world = World::new().await;
     world.pay("a", [NewEffect::new("x", "charge", ""), NewEffect::new("y", "mail", "")]).await;
     world.pay("b", [NewEffect::new("x", "charge", "")]).await;
-    let provider = Provider::new("w", |_| made());
+    let provider = Provider::new("w", |_| made_outcome());
     world.worker(&provider).run_once().await.unwrap();
     let list = |filter| async { Operator::new(&world.ibid).effects(filter).await.unwrap().0 };
     let usual = EffectFilter::default;
@@ -480,7 +480,7 @@ async fn effects_are_listed_by_state_by_record_and_by_page() {
 #[tokio::test]
 async fn an_unrecorded_result_is_recorded_without_a_second_call() {
     let world = World::new().await;
-    let provider = Provider::new("w", |_| made());
+    let provider = Provider::new("w", |_| made_outcome());
     let rules = EffectRules { lease_ms: 300, ..EffectRules::default() };
     world.pay("k", [NewEffect::new("charge", "charge", "").rules(rules)]).await;
     world.sql("alter table ledger rename to elsewhere");
@@ -500,7 +500,7 @@ async fn an_unrecorded_result_is_recorded_without_a_second_call() {
 async fn a_result_whose_commit_got_no_reply_is_written_once() {
     for reply in [Reply::Lost, Reply::NeverSent] {
         let world = World::new().await;
-        let provider = Provider::new("w", |_| made());
+        let provider = Provider::new("w", |_| made_outcome());
         // Not repeatable: a call that is known to have been made must not end as unknown.
         world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
         let worker = world.lossy_worker(&provider, &[Reply::Comes, reply]);
@@ -517,7 +517,7 @@ async fn a_claim_that_got_no_reply_is_not_called_and_given_back() {
         (Reply::NeverSent, WorkerRound { lost: 1, ..WorkerRound::default() }),
     ] {
         let world = World::new().await;
-        let provider = Provider::new("w", |_| made());
+        let provider = Provider::new("w", |_| made_outcome());
         world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
         let worker = world.lossy_worker(&provider, &[reply]);
         assert_eq!(worker.run_once().await.unwrap(), round, "{reply:?}");
@@ -566,7 +566,7 @@ async fn a_worker_goes_through_any_driver() {
     struct Charge;
     impl outbox::EffectHandler<SqlxSqliteTx<'static>> for Charge {
         fn call<'a>(&'a self, _: &'a outbox::EffectCall) -> ibid_core::store::BoxFuture<'a, CallOutcome> {
-            Box::pin(async { made() })
+            Box::pin(async { made_outcome() })
         }
         fn record<'a>(
             &'a self,
@@ -594,7 +594,7 @@ async fn a_worker_goes_through_any_driver() {
 #[tokio::test]
 async fn a_worker_that_can_not_keep_its_promises_is_not_built() {
     let world = World::new().await;
-    let provider = Provider::new("w", |_| made());
+    let provider = Provider::new("w", |_| made_outcome());
     let long = world.building(&provider).timeout(Duration::from_secs(60)).build();
     assert!(matches!(long, Err(WorkerError::OutlastsLease { .. })), "{long:?}");
     assert_eq!(world.building(&provider).concurrency(0).build().unwrap_err(), WorkerError::Idle);

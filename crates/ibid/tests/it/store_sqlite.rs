@@ -366,7 +366,7 @@ async fn a_commit_whose_caller_left_is_done_and_found_again() {
     let begin = insert(&name, draft(&name, State::InProgress));
     // Polled once, so it is queued; then it is dropped, and no caller waits for its reply.
     assert!(store.commit(vec![Arc::new(begin.clone())]).now_or_never().is_none(), "no disk is that fast");
-    let own = refused(store, &begin, "it was queued before").await.expect("a row stands");
+    let own = refused(store, &begin, "it was queued before").await.expect("a row exists");
     assert!(begin.is_stored_as(&own), "the repetition finds the first");
 }
 

@@ -145,7 +145,7 @@ impl<D: Database + Clone + 'static> Site<D> {
     }
 
     pub(super) async fn hear(&self, event: &str, at: &EffectRef, what: Observation) -> EvidenceResult {
-        self.ibid.report_evidence(heard(event, at, what, Duration::ZERO)).await.unwrap()
+        self.ibid.report_evidence(evidence_report(event, at, what, Duration::ZERO)).await.unwrap()
     }
 
     pub(super) async fn record(&self, key: &str) -> Arc<Record> {
@@ -335,7 +335,7 @@ pub(super) fn settled_at_once() -> NewEffect {
 }
 
 /// A webhook's report that the call was executed.
-pub(super) fn executed(status: u16, id: &str) -> Observation {
+pub(super) fn executed_observation(status: u16, id: &str) -> Observation {
     let response = Response::plain(status, "application/json", format!("{{\"charge\":\"{id}\"}}"));
     let kept = Some(response.to_bytes());
     Observation::Executed(AttemptResponse {
@@ -351,7 +351,12 @@ pub(super) fn name(event: &str) -> EventName {
     EventName { source: "psp".to_owned(), event: event.to_owned() }
 }
 
-pub(super) fn heard(event: &str, at: &EffectRef, what: Observation, age: Duration) -> EvidenceReport {
+pub(super) fn evidence_report(
+    event: &str,
+    at: &EffectRef,
+    what: Observation,
+    age: Duration,
+) -> EvidenceReport {
     EvidenceReport { name: name(event), about: EvidenceSubject::Effect(at.clone()), what, age }
 }
 

@@ -33,7 +33,7 @@ async fn no_more_calls_are_under_way_at_once_than_the_worker_may_make() {
 #[tokio::test]
 async fn one_round_takes_no_more_than_the_worker_may_make_at_once() {
     let world = World::new().await;
-    let provider = Provider::new("w", |_| made());
+    let provider = Provider::new("w", |_| made_outcome());
     world.pay("k", (0..4).map(|n| NewEffect::new(format!("e{n}"), "charge", ""))).await;
     let worker = world.building(&provider).concurrency(3).build().unwrap();
     assert_eq!(worker.run_once().await.unwrap().done, 3);
@@ -87,7 +87,7 @@ async fn each_kind_has_its_own_time_and_the_others_that_of_the_worker() {
 #[tokio::test]
 async fn a_kind_whose_call_may_outlast_its_claim_has_no_worker() {
     let world = World::new().await;
-    let provider = Provider::new("w", |_| made());
+    let provider = Provider::new("w", |_| made_outcome());
     let within = |timeout, lease| HandlerLimits {
         timeout: Duration::from_secs(timeout),
         lease: Duration::from_secs(lease),

@@ -23,7 +23,7 @@ async fn every_step_of_an_effect_is_counted() {
     let provider = Provider::new("w", |call| match (call.name.as_str(), call.tries) {
         ("refused", _) => CallOutcome::Refused { why: "card expired".into() },
         ("slow", 1) => not_made("busy"),
-        _ => made(),
+        _ => made_outcome(),
     });
     let effect = |name: &str| NewEffect::new(name, "charge", "");
     world.pay("k", [effect("plain"), effect("slow"), effect("refused")]).await;
@@ -59,7 +59,7 @@ async fn effects_that_need_an_operator_count_as_dead_letters() {
         "refused" => CallOutcome::Refused { why: "card expired".into() },
         // No lookup exists for one; the other is looked up after a pause.
         "unsure" | "asked" => CallOutcome::Uncertain { why: "reset".into() },
-        _ => made(),
+        _ => made_outcome(),
     });
     let effect = |name: &str| NewEffect::new(name, "charge", "");
     let asked = NewEffect::new("asked", "charge", "").verified();

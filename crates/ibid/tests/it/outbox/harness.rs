@@ -318,7 +318,7 @@ pub(super) struct Gate {
 
 impl Gate {
     pub(super) fn closed(name: &'static str) -> Gate {
-        Gate { provider: Provider::with(name, |_| made(), Some(Semaphore::new(0))) }
+        Gate { provider: Provider::with(name, |_| made_outcome(), Some(Semaphore::new(0))) }
     }
 
     /// Waits until a call is at the gate.
@@ -355,7 +355,7 @@ pub(super) fn a_charge() -> CallResult {
     }
 }
 
-pub(super) fn made() -> CallOutcome {
+pub(super) fn made_outcome() -> CallOutcome {
     CallOutcome::Made(a_charge())
 }
 

@@ -24,8 +24,8 @@ use tokio::sync::Semaphore;
 
 use crate::lossy_database::{Lossy, Reply};
 
-use super::both_databases::{executed, heard};
-use super::harness::{Gate, Provider, ask, because, begin, made};
+use super::both_databases::{evidence_report, executed_observation};
+use super::harness::{Gate, Provider, ask, because, begin, made_outcome};
 
 /// One node of an application.
 struct Node {
@@ -133,7 +133,7 @@ fn charge(name: &str) -> NewEffect {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_effect_runs_exactly_if_its_business_row_committed() {
     let server = Postgres::shared();
-    let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made()));
+    let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made_outcome()));
     let mut attempt = begin(&node.ibid, "undone").await;
     let mut inside = attempt.inside(node.database.begin().await.unwrap()).await.unwrap();
     inside.enqueue(charge("undone")).await.unwrap();
@@ -157,7 +157,7 @@ async fn two_nodes_carry_out_five_hundred_effects_once_each() {
     for key in 0..50 {
         one.pay(&format!("k{key}"), (0..10).map(|n| charge(&format!("e{n}")))).await;
     }
-    let (ann, bob) = (Provider::new("ann", |_| made()), Provider::new("bob", |_| made()));
+    let (ann, bob) = (Provider::new("ann", |_| made_outcome()), Provider::new("bob", |_| made_outcome()));
     let ours = one.building(&ann).concurrency(7).build().unwrap();
     let theirs = two.building(&bob).concurrency(7).build().unwrap();
     tokio::join!(drain(&one, ours), drain(&two, theirs));
@@ -174,7 +174,7 @@ async fn stricter_isolation_costs_tries_and_changes_nothing() {
     for level in [Isolation::RepeatableRead, Isolation::Serializable] {
         let node = Node::new(&server).await;
         node.pay(&format!("{level:?}"), (0..40).map(|n| charge(&format!("e{n}")))).await;
-        let (ann, bob) = (Provider::new("ann", |_| made()), Provider::new("bob", |_| made()));
+        let (ann, bob) = (Provider::new("ann", |_| made_outcome()), Provider::new("bob", |_| made_outcome()));
         let worker = |provider: &Provider| {
             let database = Isolated::new(node.database.clone(), level);
             let worker =
@@ -189,7 +189,7 @@ async fn stricter_isolation_costs_tries_and_changes_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_locked_effect_is_skipped() {
     let server = Postgres::shared();
-    let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made()));
+    let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made_outcome()));
     node.pay("k", [charge("held"), charge("free")]).await;
     let mut holder = node.database.0.begin().await.unwrap();
     let lock = "select seq from ibid_effect where name = 'held' for update";
@@ -209,7 +209,7 @@ async fn effects_of_one_aggregate_keep_their_order_on_two_nodes() {
     for n in 0..20 {
         one.pay(&format!("k{n}"), [in_order(n)]).await;
     }
-    let (ann, bob) = (Provider::new("ann", |_| made()), Provider::new("bob", |_| made()));
+    let (ann, bob) = (Provider::new("ann", |_| made_outcome()), Provider::new("bob", |_| made_outcome()));
     tokio::join!(drain(&one, one.worker(&ann)), drain(&two, two.worker(&bob)));
     let expected: Vec<_> = (0..20).map(|n| n.to_string()).collect();
     assert_eq!(one.ledger("payload").await, expected);
@@ -224,7 +224,7 @@ async fn calls_of_an_aggregate_follow_the_order_of_commits() {
         NewEffect::new("x", "charge", payload.to_owned()).ordered_by(aggregate)
     };
     let answer = || Response::plain(201, "text/plain", "accepted".to_owned());
-    let (ann, bob) = (Provider::new("ann", |_| made()), Provider::new("bob", |_| made()));
+    let (ann, bob) = (Provider::new("ann", |_| made_outcome()), Provider::new("bob", |_| made_outcome()));
     for undone in [true, false] {
         let mut attempt = begin(&one.ibid, &format!("first {undone}")).await;
         let mut first = attempt.inside(one.database.begin().await.unwrap()).await.unwrap();
@@ -275,7 +275,7 @@ async fn a_worker_that_comes_back_late_is_refused_with_its_rows() {
 
     let lapse = "update ibid_effect set due_at = 0";
     server.sql(server.database(), lapse);
-    let bob = Provider::new("bob", |_| made());
+    let bob = Provider::new("bob", |_| made_outcome());
     let worker = two.worker(&bob);
     assert_eq!(worker.run_once().await.unwrap().again, 1);
     server.sql(server.database(), lapse);
@@ -310,7 +310,7 @@ async fn a_silent_worker_is_cut_off_after_the_effects_lease() {
 
     impl EffectHandler<SqlxPostgresTx<'static>> for Looking {
         fn call<'a>(&'a self, _: &'a EffectCall) -> BoxFuture<'a, CallOutcome> {
-            Box::pin(async { made() })
+            Box::pin(async { made_outcome() })
         }
 
         fn record<'a>(
@@ -346,7 +346,7 @@ async fn an_owed_answer_reaches_a_client_of_another_node() {
     assert!(matches!(inside.owe().await.unwrap(), Outcome::AwaitingEffect));
     let (ibid, asked) = (two.ibid.clone(), ask(&two.ibid, "k"));
     let waiter = tokio::spawn(async move { ibid.wait(asked, Duration::from_secs(60)).await });
-    let provider = Provider::new("w", |_| made());
+    let provider = Provider::new("w", |_| made_outcome());
     assert_eq!(one.worker(&provider).run_once().await.unwrap().done, 1);
     match waiter.await.unwrap().unwrap() {
         Outcome::Completed(kept) => assert_eq!(&kept.response.body[..], b"paid"),
@@ -389,7 +389,7 @@ async fn takes_go_by_their_indexes_on_a_full_outbox() {
         ("auto_explain.log_min_duration", "0"),
         ("autovacuum", "off"),
     ]);
-    let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made()));
+    let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made_outcome()));
     let in_order = |n: u32| charge(&format!("e{n}")).ordered_by("account 7");
     // Often enough that the server settles on a plan while the table is small.
     for n in 0..10 {
@@ -428,7 +428,7 @@ async fn a_webhook_finds_its_effect_by_index_in_a_full_outbox() {
         ("auto_explain.log_min_duration", "0"),
         ("autovacuum", "off"),
     ]);
-    let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made()));
+    let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made_outcome()));
     node.pay("k", [charge("e")]).await;
     assert_eq!(node.worker(&provider).run_once().await.unwrap().done, 1);
     let fill = "insert into ibid_effect (record, birth, name, count, nonce, kind, state, open, tries, lease_us, \
@@ -444,7 +444,7 @@ async fn a_webhook_finds_its_effect_by_index_in_a_full_outbox() {
         let before = server.log().len();
         let by_id = EffectRef::ProviderId { kind: "charge".into(), id: "ch_1".into() };
         for at in [EffectRef::DownstreamKey(key.clone()), by_id] {
-            let heard = heard("evt", &at, executed(201, "ch_1"), Duration::ZERO);
+            let heard = evidence_report("evt", &at, executed_observation(201, "ch_1"), Duration::ZERO);
             assert_eq!(node.ibid.report_evidence(heard).await.unwrap(), EvidenceResult::Known);
         }
         let log = server.log();
@@ -462,7 +462,7 @@ struct Plain(Arc<Mutex<u32>>);
 impl<T: Send> EffectHandler<T> for Plain {
     fn call<'a>(&'a self, _: &'a EffectCall) -> BoxFuture<'a, CallOutcome> {
         *self.0.lock().unwrap() += 1;
-        Box::pin(async { made() })
+        Box::pin(async { made_outcome() })
     }
 
     fn record<'a>(

@@ -10,7 +10,7 @@ use ibid_core::response::Response;
 use ibid_core::store::BoxFuture;
 
 use super::both_databases::{Site, lost, on_both_databases, settled_at_once};
-use super::harness::{ask, made};
+use super::harness::{ask, made_outcome};
 
 on_both_databases!(a_call_gets_the_trace_of_the_enqueuing_request);
 
@@ -64,7 +64,7 @@ struct CallRecorder(Arc<Mutex<Vec<EffectCall>>>);
 impl<T: Send> EffectHandler<T> for CallRecorder {
     fn call<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, CallOutcome> {
         self.0.lock().unwrap().push(call.clone());
-        Box::pin(async { if call.tries == 1 { lost() } else { made() } })
+        Box::pin(async { if call.tries == 1 { lost() } else { made_outcome() } })
     }
 
     fn verify<'a>(&'a self, call: &'a EffectCall) -> BoxFuture<'a, VerifyOutcome> {
@@ -130,7 +130,7 @@ mod exported_spans {
             Box::pin(async {
                 let trace = call.trace.as_deref().and_then(TraceContext::parse).expect("a trace");
                 self.0.lock().unwrap().push(trace.next().to_string());
-                made()
+                made_outcome()
             })
         }
     }

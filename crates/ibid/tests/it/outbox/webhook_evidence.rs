@@ -17,7 +17,7 @@ use ibid_core::machine::Observation;
 use ibid_core::record::State;
 
 use super::both_databases::{
-    Psp, Site, charge, executed, heard, lost, name, on_both_databases, settled_at_once,
+    Psp, Site, charge, evidence_report, executed_observation, lost, name, on_both_databases, settled_at_once,
 };
 use super::harness::{World, ask, because, begin};
 
@@ -49,7 +49,7 @@ async fn an_unknown_effect_is_settled_by_its_downstream_key<D: Database + Clone 
     assert!(unknown.ended_at.is_some_and(|at| Some(at) >= unknown.called_at), "{unknown:?}");
 
     let at = site.by_key().await;
-    assert_eq!(site.hear("evt_1", &at, executed(201, "ch_9")).await, EvidenceResult::Settled);
+    assert_eq!(site.hear("evt_1", &at, executed_observation(201, "ch_9")).await, EvidenceResult::Settled);
     let done = site.only_effect().await;
     assert_eq!((done.state, done.ended_at, done.due_at), (Done, None, None));
     assert_eq!(done.result.as_deref(), Some(&br#"{"charge":"ch_9"}"#[..]));
@@ -60,7 +60,7 @@ async fn an_unknown_effect_is_settled_by_its_downstream_key<D: Database + Clone 
 
     for event in ["evt_1", "evt_2"] {
         assert_eq!(
-            site.hear(event, &at, executed(201, "ch_9")).await,
+            site.hear(event, &at, executed_observation(201, "ch_9")).await,
             EvidenceResult::Known,
             "{event} adds nothing"
         );
@@ -85,11 +85,14 @@ async fn an_unknown_effect_is_settled_by_its_provider_id<D: Database + Clone + '
     assert_eq!((accepted.state, accepted.provider_id.as_deref()), (Unknown, Some("ch_7")));
     let at = |kind: &str, id: &str| EffectRef::ProviderId { kind: kind.into(), id: id.into() };
     for elsewhere in [at("refund", "ch_7"), at("charge", "ch_8")] {
-        assert_eq!(site.hear("evt_0", &elsewhere, executed(201, "ch_7")).await, EvidenceResult::Early);
+        assert_eq!(
+            site.hear("evt_0", &elsewhere, executed_observation(201, "ch_7")).await,
+            EvidenceResult::Early
+        );
     }
     assert_eq!(site.only_effect().await.state, Unknown, "those are others");
     assert_eq!(
-        site.hear("evt_1", &at("charge", "ch_7"), executed(201, "ch_7")).await,
+        site.hear("evt_1", &at("charge", "ch_7"), executed_observation(201, "ch_7")).await,
         EvidenceResult::Settled
     );
     let done = site.only_effect().await;
@@ -116,8 +119,10 @@ async fn the_record_that_waits_for_it_is_answered_by_the_same_commit<D: Database
         psp.fails(u32::MAX);
         let before = site.lines().await;
         let event = format!("evt_{key}");
-        let refused =
-            site.ibid.report_evidence(heard(&event, &at, executed(402, "ch_9"), Duration::ZERO)).await;
+        let refused = site
+            .ibid
+            .report_evidence(evidence_report(&event, &at, executed_observation(402, "ch_9"), Duration::ZERO))
+            .await;
         assert!(refused.is_err_and(|error| error.is_transient()), "it must be delivered again");
         assert_eq!((site.record(key).await.state, site.lines().await), (state, before));
 
@@ -135,7 +140,7 @@ async fn the_record_that_waits_for_it_is_answered_by_the_same_commit<D: Database
             }
             other => panic!("no replay: {other:?}"),
         }
-        assert_eq!(site.hear(&event, &at, executed(402, "ch_9")).await, EvidenceResult::Known);
+        assert_eq!(site.hear(&event, &at, executed_observation(402, "ch_9")).await, EvidenceResult::Known);
     }
     assert_eq!(psp.calls(), 2);
 }
@@ -155,7 +160,7 @@ async fn evidence_during_a_call_is_used_once_its_outcome_is_lost<D: Database + C
     let claimed = site.only_effect().await;
     assert_eq!(claimed.state, Claimed);
     for _ in 0..2 {
-        assert_eq!(site.hear("evt_1", &at, executed(201, "ch_9")).await, EvidenceResult::Early);
+        assert_eq!(site.hear("evt_1", &at, executed_observation(201, "ch_9")).await, EvidenceResult::Early);
     }
     assert_eq!(apply_evidence_once(&site.ibid).await.unwrap(), 0);
     assert_eq!(site.only_effect().await.version, claimed.version, "its worker is alive and not disturbed");
@@ -171,7 +176,7 @@ async fn evidence_from_before_the_effect_is_kept_for_it<D: Database + Clone + 's
     let mut attempt = begin(&site.ibid, "k").await;
     let record = site.record("k").await;
     let at = EffectRef::DownstreamKey(downstream_key(&record.id, record.birth, "charge"));
-    assert_eq!(site.hear("evt_1", &at, executed(201, "ch_9")).await, EvidenceResult::Early);
+    assert_eq!(site.hear("evt_1", &at, executed_observation(201, "ch_9")).await, EvidenceResult::Early);
     assert_eq!(site.hear("evt_2", &at, Observation::NotExecuted).await, EvidenceResult::Premature);
     let mut inside = attempt.inside(site.database.begin().await.unwrap()).await.unwrap();
     inside.enqueue(charge().owing()).await.unwrap();
@@ -208,7 +213,7 @@ async fn not_executed_evidence_counts_only_after_the_call<D: Database + Clone + 
         EvidenceResult::Duplicate,
         "told again it is no younger"
     );
-    let old = heard("evt_2", &at, never.clone(), Duration::from_secs(3600));
+    let old = evidence_report("evt_2", &at, never.clone(), Duration::from_secs(3600));
     assert_eq!(
         site.ibid.report_evidence(old).await.unwrap(),
         EvidenceResult::Premature,
@@ -240,7 +245,7 @@ async fn an_executed_effect_is_not_called_by_a_waiting_try<D: Database + Clone +
     assert_eq!(site.hear("evt_1", &at, Observation::NotExecuted).await, EvidenceResult::Settled);
     assert_eq!(site.only_effect().await.state, Queued);
     // It was executed after all.
-    assert_eq!(site.hear("evt_2", &at, executed(201, "ch_1")).await, EvidenceResult::Settled);
+    assert_eq!(site.hear("evt_2", &at, executed_observation(201, "ch_1")).await, EvidenceResult::Settled);
     assert_eq!((site.only_effect().await.state, psp.calls()), (Done, 1));
 
     // The same if the evidence arrived while the call was in flight, and the call may be repeated.
@@ -252,7 +257,7 @@ async fn an_executed_effect_is_not_called_by_a_waiting_try<D: Database + Clone +
     let at = EffectRef::DownstreamKey(effect.downstream_key);
     let hear = async {
         psp.until_reached().await;
-        assert_eq!(site.hear("evt_3", &at, executed(201, "ch_2")).await, EvidenceResult::Early);
+        assert_eq!(site.hear("evt_3", &at, executed_observation(201, "ch_2")).await, EvidenceResult::Early);
         psp.open();
     };
     let (round, ()) = tokio::join!(worker.run_once(), hear);
@@ -290,7 +295,7 @@ async fn not_executed_is_ignored_during_the_settle_pause() {
     let hear = async |event: &str, age| {
         world
             .ibid
-            .report_evidence(heard(event, &at, Observation::NotExecuted, Duration::from_secs(age)))
+            .report_evidence(evidence_report(event, &at, Observation::NotExecuted, Duration::from_secs(age)))
             .await
             .unwrap()
     };
@@ -327,9 +332,24 @@ async fn of_a_webhook_and_a_worker_that_asks_one_settles_it<D: Database + Clone 
         let (asked, asked_there, a, b, c) = tokio::join!(
             worker.run_once(),
             elsewhere.run_once(),
-            site.ibid.report_evidence(heard(&event(1), &at, executed(201, "ch_1"), Duration::ZERO)),
-            site.ibid.report_evidence(heard(&event(2), &at, executed(201, "ch_1"), Duration::ZERO)),
-            other.ibid.report_evidence(heard(&event(1), &at, executed(201, "ch_1"), Duration::ZERO)),
+            site.ibid.report_evidence(evidence_report(
+                &event(1),
+                &at,
+                executed_observation(201, "ch_1"),
+                Duration::ZERO
+            )),
+            site.ibid.report_evidence(evidence_report(
+                &event(2),
+                &at,
+                executed_observation(201, "ch_1"),
+                Duration::ZERO
+            )),
+            other.ibid.report_evidence(evidence_report(
+                &event(1),
+                &at,
+                executed_observation(201, "ch_1"),
+                Duration::ZERO
+            )),
         );
         let done = asked.unwrap().done + asked_there.unwrap().done;
         let heard = [a.unwrap(), b.unwrap(), c.unwrap()];
@@ -350,7 +370,7 @@ async fn a_worker_that_has_the_answer_is_not_disturbed<D: Database + Clone + 'st
     let at = site.by_key().await;
     let hear = async {
         psp.until_reached().await;
-        assert_eq!(site.hear("evt_1", &at, executed(201, "ch_1")).await, EvidenceResult::Early);
+        assert_eq!(site.hear("evt_1", &at, executed_observation(201, "ch_1")).await, EvidenceResult::Early);
         psp.open();
     };
     let (round, ()) = tokio::join!(worker.run_once(), hear);
@@ -370,10 +390,10 @@ async fn a_worker_returning_after_a_webhook_commits_no_rows() {
     world.pay("k", [charge()]).await;
     let (gate, zombie) = world.silent_worker().await;
     world.pass(61);
-    let bob = world.worker(&super::harness::Provider::new("bob", |_| super::harness::made()));
+    let bob = world.worker(&super::harness::Provider::new("bob", |_| super::harness::made_outcome()));
     assert_eq!(bob.run_once().await.unwrap().dead, 1);
     let at = EffectRef::DownstreamKey(world.only_effect().await.downstream_key);
-    let report = heard("evt_1", &at, executed(201, "ch_1"), Duration::ZERO);
+    let report = evidence_report("evt_1", &at, executed_observation(201, "ch_1"), Duration::ZERO);
     assert_eq!(world.ibid.report_evidence(report).await.unwrap(), EvidenceResult::Settled);
     let settled = world.only_effect().await;
     gate.open();
@@ -392,7 +412,7 @@ async fn upkeep_applies_evidence_that_a_crash_left_unused<D: Database + Clone + 
     site.worker(&psp).run_once().await.unwrap();
     // As if the process had died between storing the evidence and applying it.
     let about = EvidenceSubject::Effect(site.by_key().await);
-    let what = executed(201, "ch_9");
+    let what = executed_observation(201, "ch_9");
     let evidence = Evidence { name: name("evt_1"), about, owner: None, what, age: Duration::ZERO };
     site.ibid.store().insert_evidence(evidence, Duration::from_secs(3600)).await.unwrap();
     let after = site.another_process().await;
@@ -409,13 +429,13 @@ async fn a_process_without_a_worker_keeps_it_for_one_that_has<D: Database + Clon
     let worker = site.worker(&psp);
     worker.run_once().await.unwrap();
     let at = site.by_key().await;
-    assert_eq!(front.hear("evt_1", &at, executed(201, "ch_9")).await, EvidenceResult::Early);
+    assert_eq!(front.hear("evt_1", &at, executed_observation(201, "ch_9")).await, EvidenceResult::Early);
     assert_eq!(apply_evidence_once(&front.ibid).await.unwrap(), 0);
     assert_eq!(site.only_effect().await.state, Unknown, "no worker there could write its rows");
     assert_eq!(apply_evidence_once(&site.ibid).await.unwrap(), 1, "this process has a worker");
     assert_eq!(site.only_effect().await.state, Done);
     drop(worker);
-    assert_eq!(front.hear("evt_2", &at, executed(201, "ch_9")).await, EvidenceResult::Known);
+    assert_eq!(front.hear("evt_2", &at, executed_observation(201, "ch_9")).await, EvidenceResult::Known);
 }
 
 async fn contradicting_evidence_changes_nothing<D: Database + Clone + 'static>(site: Site<D>) {
@@ -424,8 +444,8 @@ async fn contradicting_evidence_changes_nothing<D: Database + Clone + 'static>(s
     let worker = site.worker(&psp);
     worker.run_once().await.unwrap();
     let (at, done) = (site.by_key().await, site.only_effect().await);
-    assert_eq!(site.hear("evt_1", &at, executed(201, "ch_1")).await, EvidenceResult::Known);
-    assert_eq!(site.hear("evt_2", &at, executed(201, "ch_2")).await, EvidenceResult::Contradicts);
+    assert_eq!(site.hear("evt_1", &at, executed_observation(201, "ch_1")).await, EvidenceResult::Known);
+    assert_eq!(site.hear("evt_2", &at, executed_observation(201, "ch_2")).await, EvidenceResult::Contradicts);
     assert_eq!(site.hear("evt_3", &at, Observation::NotExecuted).await, EvidenceResult::Contradicts);
     assert_eq!(site.hear("evt_3", &at, Observation::NotExecuted).await, EvidenceResult::Duplicate);
     assert_eq!(site.only_effect().await.version, done.version);
@@ -446,7 +466,7 @@ async fn an_id_that_two_effects_have_settles_neither<D: Database + Clone + 'stat
         worker.run_once().await.unwrap();
     }
     let at = EffectRef::ProviderId { kind: "charge".into(), id: "ch_7".into() };
-    assert_eq!(site.hear("evt_1", &at, executed(201, "ch_7")).await, EvidenceResult::Contradicts);
+    assert_eq!(site.hear("evt_1", &at, executed_observation(201, "ch_7")).await, EvidenceResult::Contradicts);
     assert_eq!(apply_evidence_once(&site.ibid).await.unwrap(), 0);
     let effects = Operator::new(&site.ibid).effects(EffectFilter::default()).await.unwrap().0;
     assert!(effects.iter().all(|effect| effect.state == Unknown), "{effects:?}");
@@ -462,7 +482,7 @@ async fn others_of_its_aggregate_run_once_it_is_settled<D: Database + Clone + 's
     assert!(worker.run_once().await.unwrap().is_idle(), "the second waits");
     let effects = Operator::new(&site.ibid).effects(EffectFilter::default()).await.unwrap().0;
     let at = EffectRef::DownstreamKey(effects[0].downstream_key.clone());
-    assert_eq!(site.hear("evt_1", &at, executed(201, "ch_9")).await, EvidenceResult::Settled);
+    assert_eq!(site.hear("evt_1", &at, executed_observation(201, "ch_9")).await, EvidenceResult::Settled);
     assert_eq!(worker.run_once().await.unwrap().done, 1);
     // An effect that an operator discarded stays so, whatever evidence arrives.
     site.pay("c", charge()).await;
@@ -471,7 +491,7 @@ async fn others_of_its_aggregate_run_once_it_is_settled<D: Database + Clone + 's
     let last = Operator::new(&site.ibid).effects(EffectFilter::default()).await.unwrap().0.remove(2);
     Operator::new(&site.ibid).discard(last.seq, &because("refunded by hand")).await.unwrap();
     let at = EffectRef::DownstreamKey(last.downstream_key);
-    assert_eq!(site.hear("evt_2", &at, executed(201, "ch_9")).await, EvidenceResult::Contradicts);
+    assert_eq!(site.hear("evt_2", &at, executed_observation(201, "ch_9")).await, EvidenceResult::Contradicts);
     assert_eq!(
         Operator::new(&site.ibid).effects(EffectFilter::default()).await.unwrap().0[2].state,
         Discarded

@@ -35,7 +35,7 @@ async fn another_generation_leaves_nothing_of_the_one_before_it() {
     let records = async || {
         let ids = begins.iter().map(|begin| begin.id).collect();
         let loaded = store.load(ids).await.expect("a load succeeds");
-        loaded.into_iter().map(|stored| stored.expect("it stands")).collect::<Vec<_>>()
+        loaded.into_iter().map(|stored| stored.expect("it exists")).collect::<Vec<_>>()
     };
     let finishes = records().await.iter().map(|stored| finish(&stored.record)).collect();
     commit_all(&*store, finishes).await;
@@ -98,14 +98,14 @@ async fn the_reaper_removes_only_the_bodies_of_reaped_records() {
 /// statement does not see the body that was added meanwhile, so the row has to wait for the next step.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_record_that_changes_under_the_reaper_is_left_alone() {
-    for anew in [false, true] {
+    for restarted in [false, true] {
         let server = Postgres::shared();
         let database = server.create_database();
         let store = open(&server, &database).await;
         let (first, change) = super::upkeep::going();
         put(&*store, &change).await;
         let mut second = put(&*store, &begin()).await.record;
-        if anew {
+        if restarted {
             second = put(&*store, &finish(&second)).await.record;
         }
         let at =
@@ -137,7 +137,7 @@ async fn a_record_that_changes_under_the_reaper_is_left_alone() {
         while server.sql(&database, waits) == "0" {
             tokio::task::yield_now().await;
         }
-        if anew {
+        if restarted {
             second = put(&*store, &next_generation(&second, true)).await.record;
         }
         let done = put(&*store, &finish(&second)).await.record;
@@ -146,10 +146,10 @@ async fn a_record_that_changes_under_the_reaper_is_left_alone() {
         // As if the clock had been set back meanwhile: the record is removable at once.
         pass(&server, &database, SECOND);
         holder.batch_execute("select pg_advisory_unlock(7)").await.expect("the lock is given back");
-        assert_eq!(reaper.await.expect("it ends").removed, 0, "anew: {anew}");
+        assert_eq!(reaper.await.expect("it ends").removed, 0, "restarted: {restarted}");
         assert_eq!(count_bodies(&server, &database), "1");
         server.sql(&database, "drop view ibid_effect; alter table ibid_effect_rows rename to ibid_effect");
-        assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 1, "anew: {anew}");
+        assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 1, "restarted: {restarted}");
         assert!(load(&*store, second.id).await.is_none());
         assert_eq!(count_bodies(&server, &database), "0", "no body is left");
     }

@@ -82,7 +82,7 @@ async fn a_held_row_is_busy(server: &Postgres, is_fresh: bool) {
             Commit::Done(_) => assert_eq!(change.id, free.id, "what is free is taken"),
             Commit::Conflict(stands) => {
                 assert_eq!(change.id, locked.id);
-                assert_eq!(stands.expect("it stands").record, locked, "and what is held stands as it was");
+                assert_eq!(stands.expect("it exists").record, locked, "and what is held stands as it was");
             }
         }
     }

@@ -53,7 +53,7 @@ async fn every_reported_outcome_is_the_stored_one_under_stress() {
     assert!(renewals.load(Ordering::SeqCst) > 0, "some held on");
     let (mut finished, mut taken) = (0, 0);
     for name in names.iter() {
-        let stored = load(&*stores[0], name.id).await.expect("it stands");
+        let stored = load(&*stores[0], name.id).await.expect("it exists");
         let [begun, ended] = &reported[&name.id][..] else {
             panic!("begun once and ended once: {:?}", reported[&name.id]);
         };

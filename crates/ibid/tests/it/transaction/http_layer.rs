@@ -39,7 +39,7 @@ struct Api<A: Adapter> {
 pub(super) async fn every_rule<A: Adapter>(world: World<A>) {
     let world = Arc::new(world);
     let router = Router::new()
-        .route("/held/{what}", post(held::<A>))
+        .route("/held/{what}", post(pay_held::<A>))
         .route("/unbegun/{what}", post(unbegun::<A>))
         .with_state(world.clone());
     let guarded = |upstream_timeout: Duration| {
@@ -63,7 +63,7 @@ pub(super) async fn every_rule<A: Adapter>(world: World<A>) {
     }
 }
 
-async fn held<A: Adapter>(
+async fn pay_held<A: Adapter>(
     State(world): State<Arc<World<A>>>,
     Path(what): Path<String>,
     guarded: Guarded,

@@ -80,7 +80,7 @@ async fn no_transaction_is_open_while_the_outside_is_called() {
     assert_eq!(*watching.open.lock().unwrap(), [0, 0], "a call and a question");
 }
 
-/// Counts open transactions during its calls. Its first call is uncertain until the lookup.
+/// Counts open transactions during its calls. Its calls stay uncertain until the lookup.
 #[derive(Clone)]
 struct Watching {
     world: Arc<Sqlx>,

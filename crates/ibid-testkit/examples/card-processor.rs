@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Parser;
 use ibid_testkit::processor::{CardProcessor, ChargeFaults, ProcessorOptions, WebhookSecret};
 
-/// A card processor that charges nobody, and fails on demand.
+/// A simulated card processor that moves no money, and fails on demand.
 #[derive(Parser)]
 struct Args {
     /// Address to listen on; port 0 takes a free one.

@@ -1,8 +1,8 @@
-//! A raw HTTP/1.1 client for tests: it says exactly the bytes it is told to and reports what came back.
+//! A raw HTTP/1.1 client for tests: it sends exactly the given bytes and reports what the server sent.
 //!
-//! A real client library hides what these tests are about: it retries, follows, folds repeated lines and
-//! turns a cut answer into an error. This one does none of it and knows nothing of keys or records. What
-//! it cannot say is a bug in the test, so it panics instead of returning errors.
+//! A real client library hides what these tests are about: it retries, follows redirects, folds repeated lines and
+//! turns a truncated response into an error. This client does none of that and knows nothing of keys or records. A send
+//! or read that fails is a bug in the test, so it panics instead of returning errors.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,41 +10,41 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// One connection, kept alive until it is hung up or dropped.
+/// One connection, open until it is closed or dropped.
 #[derive(Debug)]
 pub struct Client {
     wire: Wire,
-    /// Answers to HEAD have a length and no body, so the reader must know what was asked.
+    /// Responses to HEAD have a length and no body, so the reader must know the method of the request.
     asked_head: bool,
 }
 
 impl Client {
-    /// Connect to a server under test.
+    /// Connects to a server under test.
     pub async fn connect(addr: SocketAddr) -> Client {
         let stream = TcpStream::connect(addr).await.unwrap_or_else(|e| panic!("connect to `{addr}`: {e}"));
-        // Small writes must leave at once: tests wait for the other side to have seen them.
+        // Small writes must leave at once: tests wait until the other side has seen them.
         stream.set_nodelay(true).expect("nodelay on a fresh socket");
         Client { wire: Wire::new(stream), asked_head: false }
     }
 
-    /// Connect to a server that may be down at this moment.
+    /// Connects to a server that may be down at this moment.
     pub async fn try_connect(addr: SocketAddr) -> Option<Client> {
         let stream = TcpStream::connect(addr).await.ok()?;
         stream.set_nodelay(true).ok()?;
         Some(Client { wire: Wire::new(stream), asked_head: false })
     }
 
-    /// Our end of the connection: what the server sees as its peer.
+    /// Returns our end of the connection: what the server sees as its peer.
     pub fn local_addr(&self) -> SocketAddr {
         self.wire.stream.local_addr().expect("the address of a connected socket")
     }
 
-    /// Send a request and read its answer; panics if the connection closes before an answer's head.
+    /// Sends a request and reads its response; panics if the connection closes before the response's head.
     pub async fn call(&mut self, request: &TestRequest) -> TestResponse {
         self.try_call(request).await.expect("the connection closed before an answer")
     }
 
-    /// Send a request and read its answer, or `None` if the connection closes before a whole head.
+    /// Sends a request and reads its response, or returns `None` if the connection closes before a whole head.
     pub async fn try_call(&mut self, request: &TestRequest) -> Option<TestResponse> {
         if request.expects_continue {
             if !self.try_send_bytes(&request.head()).await {
@@ -58,70 +58,70 @@ impl Client {
             self.try_send_bytes(&request.payload()).await;
             return self.read_after(vec![100]).await;
         }
-        // A server may answer and close before it has read everything, so a failed write is no reason
-        // not to look for the answer.
+        // A server may respond and close before it has read everything, so look for the response even after a
+        // failed write.
         self.asked_head = request.method == "HEAD";
         self.try_send_bytes(&request.to_bytes()).await;
         self.read().await
     }
 
-    /// Send a request and do not wait for its answer.
+    /// Sends a request and does not wait for its response.
     pub async fn send(&mut self, request: &TestRequest) {
         self.asked_head = request.method == "HEAD";
         self.send_bytes(&request.to_bytes()).await;
     }
 
-    /// Send bytes as they are.
+    /// Sends bytes as they are.
     pub async fn send_bytes(&mut self, bytes: &[u8]) {
         assert!(self.try_send_bytes(bytes).await, "the server closed while the request was written");
     }
 
-    /// Read exactly one answer, past interim ones; `None` if the connection closes before a whole head.
+    /// Reads exactly one response, past interim ones; `None` if the connection closes before a whole head.
     pub async fn read(&mut self) -> Option<TestResponse> {
         self.read_after(Vec::new()).await
     }
 
-    /// Read one head only, interim or final, and leave its body unread. For `100 Continue` by hand and
-    /// for answers that never end.
+    /// Reads one head only, interim or final, and leaves its body unread. For `100 Continue` by hand and for responses
+    /// that never end.
     pub async fn read_head(&mut self) -> Option<Head> {
-        let lines = patiently(self.wire.read_head()).await?;
+        let lines = with_timeout(self.wire.read_head()).await?;
         let first = lines.split(|&b| b == b'\n').next().unwrap_or_default();
         let status = std::str::from_utf8(first.get(9..12).unwrap_or_default()).ok()?.parse().ok()?;
         Some(Head { status, headers: fields(&lines) })
     }
 
-    /// Read up to `limit` more bytes as they come, framing ignored. Empty when the server has closed.
+    /// Reads up to `limit` more bytes as they arrive and ignores framing. Empty when the server has closed.
     pub async fn read_some(&mut self, limit: usize) -> Vec<u8> {
-        patiently(self.wire.read_some(limit)).await
+        with_timeout(self.wire.read_some(limit)).await
     }
 
-    /// Wait until the server closes; panics if it says anything more.
+    /// Waits until the server closes; panics if it sends anything more.
     pub async fn closed(&mut self) {
         let more = self.read_some(1024).await;
         assert!(more.is_empty(), "expected a close, got {:?}", String::from_utf8_lossy(&more));
     }
 
-    /// Close our sending half and keep reading, as `nc` does.
+    /// Closes our sending half and keeps reading, as `nc` does.
     pub async fn finish_sending(&mut self) {
         self.wire.stream.shutdown().await.expect("half-close");
     }
 
-    /// Hang up with a FIN.
+    /// Closes the connection with a FIN.
     pub fn hang_up(self) {}
 
-    /// Hang up with an RST.
+    /// Closes the connection with an RST.
     pub fn reset(self) {
         self.wire.stream.set_zero_linger().expect("linger on an open socket");
     }
 
     async fn try_send_bytes(&mut self, bytes: &[u8]) -> bool {
-        patiently(self.wire.stream.write_all(bytes)).await.is_ok()
+        with_timeout(self.wire.stream.write_all(bytes)).await.is_ok()
     }
 
     async fn read_after(&mut self, mut interim: Vec<u16>) -> Option<TestResponse> {
         loop {
             let head = self.read_head().await?;
-            // 101 ends HTTP on this connection, so it is an answer and not an interim one.
+            // 101 ends HTTP on this connection, so it is a final response.
             if (100..200).contains(&head.status) && head.status != 101 {
                 interim.push(head.status);
                 continue;
@@ -133,7 +133,7 @@ impl Client {
     async fn read_rest(&mut self, head: Head, interim: Vec<u16>) -> TestResponse {
         let bodiless = self.asked_head || matches!(head.status, 101 | 204 | 304);
         let framing = if bodiless { Framing::Length(0) } else { Framing::of_answer(&head.headers) };
-        let payload = patiently(self.wire.read_payload(framing)).await;
+        let payload = with_timeout(self.wire.read_payload(framing)).await;
         TestResponse {
             status: head.status,
             headers: head.headers,
@@ -181,54 +181,54 @@ impl TestRequest {
         TestRequest::new("POST", target).body("")
     }
 
-    /// Add a field line; repeating a name repeats the line.
+    /// Adds a field line; repeating a name repeats the line.
     #[must_use]
     pub fn header(mut self, name: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> TestRequest {
         self.headers.push((name.as_ref().to_vec(), value.as_ref().to_vec()));
         self
     }
 
-    /// Add an `Idempotency-Key`, quoted as RFC 9651 wants it.
+    /// Adds an `Idempotency-Key`, quoted as RFC 9651 wants it.
     #[must_use]
     pub fn key(self, key: &str) -> TestRequest {
         self.header("Idempotency-Key", format!("\"{key}\""))
     }
 
-    /// Tell the fixture upstream how to behave; see [`crate::upstream`].
+    /// Sets the behaviour of the fixture upstream; see [`crate::upstream`].
     #[must_use]
     pub fn fixture(self, behaviour: &str) -> TestRequest {
         self.header("x-fixture", behaviour)
     }
 
-    /// Give it a body, sent with a `Content-Length` unless [`TestRequest::chunked`].
+    /// Sets the body, sent with a `Content-Length` unless [`TestRequest::chunked`].
     #[must_use]
     pub fn body(mut self, body: impl AsRef<[u8]>) -> TestRequest {
         self.body = Some(body.as_ref().to_vec());
         self
     }
 
-    /// Send the body in chunks (two, when it has two bytes to split).
+    /// Sends the body in chunks (two, when it has two bytes to split).
     #[must_use]
     pub fn chunked(mut self) -> TestRequest {
         self.chunked = true;
         self
     }
 
-    /// Add a trailer line; only a chunked body can carry it.
+    /// Adds a trailer line; only a chunked body can carry it.
     #[must_use]
     pub fn trailer(mut self, name: &str, value: &str) -> TestRequest {
         self.trailers.push((name.as_bytes().to_vec(), value.as_bytes().to_vec()));
         self
     }
 
-    /// Send `Expect: 100-continue` and hold the body back until the server asks for it.
+    /// Sends `Expect: 100-continue` and holds the body back until the server asks for it.
     #[must_use]
     pub fn expect_continue(mut self) -> TestRequest {
         self.expects_continue = true;
         self
     }
 
-    /// Request line and field lines, up to and with the empty line.
+    /// Returns request line and field lines, up to and with the empty line.
     pub fn head(&self) -> Vec<u8> {
         let mut out = format!("{} {} HTTP/1.1\r\n", self.method, self.target).into_bytes();
         put_fields(&mut out, &self.headers);
@@ -244,7 +244,7 @@ impl TestRequest {
         out
     }
 
-    /// The body as it goes over the wire.
+    /// Returns the body as it is sent over the wire.
     pub fn payload(&self) -> Vec<u8> {
         let body = self.body.as_deref().unwrap_or_default();
         if !self.chunked {
@@ -260,50 +260,50 @@ impl TestRequest {
         out
     }
 
-    /// Head and payload.
+    /// Returns head and payload.
     pub fn to_bytes(&self) -> Vec<u8> {
         [self.head(), self.payload()].concat()
     }
 }
 
-/// What came back: field lines in their order and as bytes, because both can matter.
+/// A response, with field lines in order and as bytes, because both can matter.
 #[derive(Clone, Debug)]
 pub struct TestResponse {
-    /// The status code.
+    /// Status code of the response.
     pub status: u16,
     /// The field lines, in order.
     pub headers: Fields,
-    /// As much of the body as came.
+    /// The body, as much of it as arrived.
     pub body: Vec<u8>,
-    /// The trailer lines of a chunked answer.
+    /// The trailer lines of a chunked response.
     pub trailers: Fields,
-    /// Whether the connection closed before the framing said the answer was whole.
+    /// `true` if the connection closed before the response was complete by its framing.
     pub cut: bool,
-    /// The interim (1xx) answers before this one.
+    /// The interim (1xx) responses before this one.
     pub interim: Vec<u16>,
 }
 
 impl TestResponse {
-    /// The first field of that name, as text.
+    /// Returns the first field of that name, as text.
     pub fn header(&self, name: &str) -> Option<String> {
         self.header_lines(name).into_iter().next()
     }
 
-    /// Every field of that name, in order, as text.
+    /// Returns every field of that name, in order, as text.
     pub fn header_lines(&self, name: &str) -> Vec<String> {
         lines_named(&self.headers, name).map(|v| String::from_utf8_lossy(v).into_owned()).collect()
     }
 
-    /// The body as text.
+    /// Returns the body as text.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 }
 
-/// An answer's head whose body has not been read.
+/// Head of a response whose body has not been read.
 #[derive(Clone, Debug)]
 pub struct Head {
-    /// The status code.
+    /// Status code of the response.
     pub status: u16,
     /// The field lines, in order.
     pub headers: Fields,
@@ -312,12 +312,12 @@ pub struct Head {
 /// Field lines in order, names and values as they were on the wire.
 pub type Fields = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// The values of all lines with that name.
+/// Returns the values of all lines with that name.
 pub(crate) fn lines_named<'a>(fields: &'a Fields, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
     fields.iter().filter(|(n, _)| n.eq_ignore_ascii_case(name.as_bytes())).map(|(_, v)| v.as_slice())
 }
 
-/// The field lines of a head (or a trailer section), its first line skipped if it is not one.
+/// Parses the field lines of a head or a trailer section; skips a status line.
 pub(crate) fn fields(lines: &[u8]) -> Fields {
     lines
         .split(|&b| b == b'\n')
@@ -330,7 +330,7 @@ pub(crate) fn fields(lines: &[u8]) -> Fields {
         .collect()
 }
 
-/// Where a message's body ends.
+/// The framing of a message's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Framing {
     Length(usize),
@@ -340,14 +340,14 @@ pub(crate) enum Framing {
 
 impl Framing {
     pub(crate) fn of_answer(headers: &Fields) -> Framing {
-        Framing::declared(headers).unwrap_or(Framing::UntilClose)
+        Framing::from_headers(headers).unwrap_or(Framing::UntilClose)
     }
 
     pub(crate) fn of_request(headers: &Fields) -> Framing {
-        Framing::declared(headers).unwrap_or(Framing::Length(0))
+        Framing::from_headers(headers).unwrap_or(Framing::Length(0))
     }
 
-    fn declared(headers: &Fields) -> Option<Framing> {
+    fn from_headers(headers: &Fields) -> Option<Framing> {
         if lines_named(headers, "transfer-encoding").any(|v| v.to_ascii_lowercase().ends_with(b"chunked")) {
             return Some(Framing::Chunked);
         }
@@ -356,7 +356,7 @@ impl Framing {
     }
 }
 
-/// A body as read, whole or not.
+/// A body as read, complete or not.
 #[derive(Debug, Default)]
 pub(crate) struct Payload {
     pub(crate) body: Vec<u8>,
@@ -364,7 +364,7 @@ pub(crate) struct Payload {
     pub(crate) cut: bool,
 }
 
-/// A socket with what was read ahead: the small HTTP/1.1 reader both sides of the tests share.
+/// A socket with its read-ahead buffer: the small HTTP/1.1 reader that both sides of the tests share.
 #[derive(Debug)]
 pub(crate) struct Wire {
     pub(crate) stream: TcpStream,
@@ -376,7 +376,7 @@ impl Wire {
         Wire { stream, ahead: Vec::new() }
     }
 
-    /// The lines up to and without the empty one, or `None` if the peer closed before it.
+    /// Returns the lines before the empty one, or `None` if the peer closed before it.
     pub(crate) async fn read_head(&mut self) -> Option<Vec<u8>> {
         loop {
             if let Some(end) = find(&self.ahead, b"\r\n\r\n") {
@@ -408,7 +408,7 @@ impl Wire {
         payload
     }
 
-    /// Up to `limit` bytes, as soon as there are any; empty at the end of the stream.
+    /// Returns up to `limit` bytes as soon as there are any; empty at the end of the stream.
     pub(crate) async fn read_some(&mut self, limit: usize) -> Vec<u8> {
         if self.ahead.is_empty() {
             self.fill().await;
@@ -464,7 +464,7 @@ impl Wire {
         true
     }
 
-    /// Read once more; false at the end of the stream, which for a test is the same as a reset.
+    /// Reads once more; `false` at the end of the stream or after a reset, which tests treat alike.
     async fn fill(&mut self) -> bool {
         matches!(self.stream.read_buf(&mut self.ahead).await, Ok(n) if n > 0)
     }
@@ -479,7 +479,7 @@ pub(crate) fn put_fields(out: &mut Vec<u8>, fields: &Fields) {
     }
 }
 
-/// One chunk; none for no bytes, since an empty chunk would end the body.
+/// Writes one chunk; nothing for no bytes, because an empty chunk would end the body.
 pub(crate) fn put_chunk(out: &mut Vec<u8>, bytes: &[u8]) {
     if !bytes.is_empty() {
         out.extend_from_slice(format!("{:x}\r\n", bytes.len()).as_bytes());
@@ -488,8 +488,8 @@ pub(crate) fn put_chunk(out: &mut Vec<u8>, bytes: &[u8]) {
     }
 }
 
-/// A test that waits for what never comes should fail with a line number, not hang the run.
-async fn patiently<T>(what: impl Future<Output = T>) -> T {
+/// Waits for `what` for at most [`PATIENCE`], so that a hang fails with a line number instead of blocking the run.
+async fn with_timeout<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, what).await.expect("the server said nothing for too long")
 }
 
@@ -497,9 +497,9 @@ fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
     haystack.windows(needle.len()).position(|window| window == needle)
 }
 
-/// How long a test waits for one read or write. Far above what a loaded two-core machine needs, so that
-/// only a real hang meets it.
+/// Longest wait for one read or write. Far above what a loaded two-core machine needs, so that only a real hang
+/// reaches it.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Longest head the reader takes. Tests send heads of some hundred bytes; this stops a runaway reader.
+/// Longest head that the reader takes. Tests send heads of some hundred bytes; this stops a runaway reader.
 const HEAD_BYTES_MAX: usize = 256 * 1024;

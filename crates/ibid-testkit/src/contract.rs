@@ -1,6 +1,6 @@
-//! What every store promises, as a suite that any store can be put through.
+//! The contract of a store, as a suite that any store can run.
 //!
-//! It knows `ibid_core` and no store. A store that passes [`exercise`] may stand under the state machine.
+//! It depends on `ibid_core` and on no store. The state machine may run on a store that passes [`exercise`].
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -53,22 +53,22 @@ pub mod races;
 pub mod upkeep;
 pub mod writes;
 
-/// A store under test.
+/// A store that the suite runs on.
 ///
-/// It is the only writer's: empty at the start, and nobody else writes while the suite runs.
+/// It is empty at the start, and only the suite writes to it while it runs.
 pub trait StoreUnderTest: Send + Sync {
-    /// The store, the same one at every call.
+    /// Returns the store, the same one at every call.
     fn store(&self) -> Arc<dyn Store>;
 
-    /// Lets the store's clock move on by at least `by`: moves its hands, or waits.
+    /// Moves the store's clock on by at least `by`: sets a manual clock, or waits.
     fn advance(&self, by: Duration) -> BoxFuture<'_, ()>;
 }
 
-/// Puts a store through everything it promises; panics at the first promise it breaks.
+/// Checks everything that a store promises; panics at the first promise it breaks.
 ///
 /// Run it on a multi-threaded runtime: races need threads.
 pub async fn exercise(subject: &dyn StoreUnderTest) {
-    writes::an_insert_wins_only_where_no_row_stands(subject).await;
+    writes::an_insert_wins_only_if_no_row_exists(subject).await;
     writes::a_write_at_another_version_is_refused(subject).await;
     writes::a_lost_race_carries_the_newer_record_with_its_answer(subject).await;
     writes::a_takeover_is_judged_inside_the_write(subject).await;
@@ -79,7 +79,7 @@ pub async fn exercise(subject: &dyn StoreUnderTest) {
     writes::a_body_of_an_old_generation_is_never_seen_by_a_new_one(subject).await;
     writes::an_answer_replaces_the_one_before_it(subject).await;
     writes::marks_keep_set_and_clear_instants(subject).await;
-    writes::what_is_loaded_is_what_the_change_said(subject).await;
+    writes::a_loaded_record_equals_the_written_one(subject).await;
     writes::every_record_keeps_its_own_policy(subject).await;
     writes::bodies_are_found_by_their_generation(subject).await;
     writes::a_change_without_a_draft_only_adds_to_the_history(subject).await;
@@ -92,15 +92,15 @@ pub async fn exercise(subject: &dyn StoreUnderTest) {
     upkeep::a_dead_letter_is_neither_stripped_nor_removed(subject).await;
     upkeep::a_tombstone_needs_no_secret(subject).await;
     upkeep::a_tombstone_gives_way_to_a_new_generation_whole(subject).await;
-    upkeep::what_would_go_is_what_then_goes(subject).await;
+    upkeep::a_reap_preview_matches_the_reap(subject).await;
     upkeep::history_goes_after_its_time_if_its_record_is_gone(subject).await;
     upkeep::a_setting_changes_only_from_the_value_expected(subject).await;
     upkeep::the_first_value_kept_stays(subject).await;
     races::of_two_hundred_inserts_one_wins(subject).await;
     races::of_two_hundred_takeovers_one_wins_each_record(subject).await;
     races::a_renewal_and_a_takeover_never_both_win(subject).await;
-    races::of_many_who_keep_a_value_all_get_the_same(subject).await;
-    races::of_many_who_change_a_setting_one_wins(subject).await;
+    races::of_many_writers_of_a_value_all_get_the_same(subject).await;
+    races::of_many_writers_of_a_setting_one_wins(subject).await;
     races::many_reapers_take_each_record_once(subject).await;
     hot::a_fresh_record_and_its_finish_read_back_as_they_were_written(subject).await;
     hot::of_two_hundred_fresh_begins_one_wins(subject).await;
@@ -109,41 +109,41 @@ pub async fn exercise(subject: &dyn StoreUnderTest) {
     hot::a_repeated_fresh_begin_and_a_repeated_finish_find_themselves(subject).await;
     hot::a_finish_counts_after_renewals(subject).await;
     hot::a_finish_after_a_takeover_is_refused(subject).await;
-    hot::a_finish_after_a_removal_finds_nothing_or_whoever_came_since(subject).await;
+    hot::a_finish_after_a_removal_is_refused(subject).await;
     hot::a_fresh_record_is_due_once_when_its_lease_is_over(subject).await;
-    hot::a_fresh_record_is_not_due_once_it_went_on(subject).await;
+    hot::a_fresh_record_is_not_due_after_a_later_write(subject).await;
     hot::a_finished_record_goes_in_its_turn(subject).await;
     hot::each_of_a_mixed_batch_has_its_own_fate(subject).await;
-    browsing::a_list_gives_what_fits_in_the_order_of_ids(subject).await;
+    browsing::a_list_is_filtered_and_in_the_order_of_ids(subject).await;
     browsing::a_list_is_narrowed_by_operation_age_and_dead_letter(subject).await;
     browsing::a_count_follows_every_write(subject).await;
-    browsing::a_secret_that_fingerprints_name_is_found_until_its_records_go(subject).await;
-    browsing::a_history_is_told_in_order_and_outlives_its_record(subject).await;
+    browsing::a_secret_that_records_need_is_found(subject).await;
+    browsing::a_history_is_in_order_and_outlives_its_record(subject).await;
     evidence::an_event_counts_once(subject).await;
     evidence::evidence_speaks_of_its_arrival_less_its_age(subject).await;
-    evidence::open_evidence_is_found_by_record_and_by_place(subject).await;
+    evidence::open_evidence_is_found_by_record_and_by_sequence(subject).await;
     evidence::evidence_on_an_effect_is_found_by_the_providers_name_for_it(subject).await;
     evidence::evidence_is_used_up_with_its_change_or_not_at_all(subject).await;
     evidence::evidence_goes_after_its_time(subject).await;
     evidence::of_many_deliveries_of_an_event_one_is_new(subject).await;
 }
 
-/// A name that nothing else goes by.
+/// A record id that no other test uses.
 #[derive(Clone, Debug)]
 pub struct TestRecord {
-    /// The record's id.
+    /// The id of the record.
     pub id: RecordId,
-    /// What the id was made from.
+    /// The identity that the id was made from.
     pub identity: Arc<Identity>,
 }
 
 impl TestRecord {
-    /// A name under a key drawn at random.
+    /// Makes one under a random key.
     pub fn fresh() -> TestRecord {
         TestRecord::of("shop", &format!("key-{:016x}", nonce().0))
     }
 
-    /// The name of `key` in the hands of `tenant`.
+    /// Makes the one for `key` of `tenant`.
     pub fn of(tenant: &str, key: &str) -> TestRecord {
         let identity = Identity {
             tenant: Tenant::new(tenant).expect("the suite's tenants are well-formed"),
@@ -154,12 +154,12 @@ impl TestRecord {
     }
 }
 
-/// A number that nobody drew before.
+/// Draws a nonce that was never drawn before.
 pub fn nonce() -> Nonce {
     Nonce(getrandom::u64().expect("the system gives random bytes"))
 }
 
-/// A row to be, in `state`, that is never due, never expires and is never removed.
+/// A draft in `state` that is never due, never expires and is never removed.
 pub fn draft(name: &TestRecord, state: State) -> Draft {
     Draft {
         identity: name.identity.clone(),
@@ -181,8 +181,8 @@ pub fn draft(name: &TestRecord, state: State) -> Draft {
     }
 }
 
-/// What is written for the first request under a name: the machine's own word, for stores have a shorter way for exactly
-/// that. Its lease and the rest are `policy`'s.
+/// Returns the change for the first request under a name. The machine makes it, because stores have a shorter path for
+/// exactly this change. The lease and the other rules are those of `policy`.
 pub fn fresh_under(name: &TestRecord, policy: &Arc<Policy>) -> Change {
     let mut ask = story::ask("shop", "100 to ann", policy.clone(), nonce());
     (ask.id, ask.identity) = (name.id, name.identity.clone());
@@ -190,12 +190,12 @@ pub fn fresh_under(name: &TestRecord, policy: &Arc<Policy>) -> Change {
     written(decide(None, &event, Timestamp::from_micros(0)))
 }
 
-/// The same, with this lease.
+/// Like [`fresh_under`], with the default policy and this lease.
 pub fn fresh(name: &TestRecord, lease: Duration) -> Change {
     fresh_under(name, &Arc::new(Policy { lease, ..Policy::default() }))
 }
 
-/// What is written when the Attempt that runs `record` has an answer that is kept, again as the machine says.
+/// Returns the change, made by the machine, for an attempt that runs `record` and finishes with a response that is stored.
 pub fn finished(record: &Record, answer: &'static [u8]) -> Change {
     let kept = Some(Bytes::from_static(answer));
     let answer = &AttemptResponse { status: 201, retry_after: false, kept, provider_id: None, proof: None };
@@ -210,20 +210,20 @@ fn written(verdict: Verdict) -> Change {
     }
 }
 
-/// A Change that begins a generation where no row stands.
+/// Builds a change that begins a generation if no row exists.
 pub fn insert(name: &TestRecord, draft: Draft) -> Change {
     let nonce = nonce();
     let draft = Draft { birth: nonce, owner: nonce, ..draft };
     write(name.id, Expect::Absent, nonce, draft)
 }
 
-/// A Change of the record as it was read, within its generation.
+/// Builds a change of the record as it was read, within its generation.
 pub fn replace(before: &Record, draft: Draft) -> Change {
     let draft = Draft { birth: before.birth, owner: before.owner, ..draft };
     write(before.id, Expect::Version(before.version), nonce(), draft)
 }
 
-/// A Change of the record as it was read, if its due instant has passed.
+/// Builds a change of the record as it was read, if its due instant has passed.
 pub fn take_over(before: &Record, draft: Draft) -> Change {
     let nonce = nonce();
     let draft = Draft { birth: before.birth, owner: nonce, ..draft };
@@ -243,41 +243,41 @@ fn write(id: RecordId, expect: Expect, nonce: Nonce, draft: Draft) -> Change {
     }
 }
 
-/// The Change with an answer beside it.
+/// Adds a response to the change.
 pub fn answering(mut change: Change, answer: &'static [u8]) -> Change {
     change.bodies.push(StoredBody { kind: BodyKind::Answer, data: Bytes::from_static(answer) });
     change
 }
 
-/// The Change with a line of history.
+/// Adds a history line to the change.
 pub fn telling(mut change: Change, what: HistoryKind, detail: &str) -> Change {
     change.history.push(History { what, detail: detail.to_owned() });
     change
 }
 
-/// What came of one Change.
+/// Commits one change and returns its outcome.
 pub async fn commit(store: &dyn Store, change: &Change) -> Commit {
     let mut fates = store.commit(vec![Arc::new(change.clone())]).await;
     assert_eq!(fates.len(), 1, "a batch of one has one fate");
     fates.remove(0).unwrap_or_else(|error| panic!("a commit failed: {error}: {:?}", cause(&error)))
 }
 
-/// What came of each Change, by id. The batch is sent as a caller must: sorted by id.
+/// Commits the changes and returns each outcome by id. The batch is sorted by id, as every caller must send it.
 pub async fn commit_all(store: &dyn Store, mut changes: Vec<Change>) -> HashMap<RecordId, Commit> {
     changes.sort_by_key(|change| change.id);
     let ids: Vec<RecordId> = changes.iter().map(|change| change.id).collect();
     let fates = store.commit(changes.into_iter().map(Arc::new).collect()).await;
     assert_eq!(fates.len(), ids.len(), "every change has a fate");
-    let told =
+    let unwrapped =
         |fate: Result<Commit, StoreError>| fate.unwrap_or_else(|error| panic!("a commit failed: {error}"));
-    ids.into_iter().zip(fates.into_iter().map(told)).collect()
+    ids.into_iter().zip(fates.into_iter().map(unwrapped)).collect()
 }
 
-/// Writes a Change that must count, and gives what is stored then: exactly what the Change says.
+/// Writes a change that must be accepted, and returns the stored record, which must be exactly what the change says.
 pub async fn put(store: &dyn Store, change: &Change) -> StoredRecord {
     let before = load(store, change.id).await.map(|stored| stored.record);
     let Commit::Done(stamp) = commit(store, change).await else {
-        panic!("a change that nothing stood in the way of was refused: {change:?}");
+        panic!("a change without a conflict was refused: {change:?}");
     };
     let stored = load(store, change.id).await.expect("what was just written is there");
     assert_eq!(
@@ -288,14 +288,14 @@ pub async fn put(store: &dyn Store, change: &Change) -> StoredRecord {
     stored
 }
 
-/// The record with this id.
+/// Loads the record with this id.
 pub async fn load(store: &dyn Store, id: RecordId) -> Option<StoredRecord> {
-    let mut found = store.load(vec![id]).await.expect("a load succeeds");
-    assert_eq!(found.len(), 1, "one id has one place in the answer");
-    found.remove(0)
+    let mut records = store.load(vec![id]).await.expect("a load succeeds");
+    assert_eq!(records.len(), 1, "one id has one place in the answer");
+    records.remove(0)
 }
 
-/// What stood in the way of a Change that must be refused.
+/// Commits a change that must be refused, and returns the record that it conflicts with.
 pub async fn refused(store: &dyn Store, change: &Change, why: &str) -> Option<StoredRecord> {
     match commit(store, change).await {
         Commit::Conflict(stored) => stored.map(|stored| *stored),
@@ -303,7 +303,7 @@ pub async fn refused(store: &dyn Store, change: &Change, why: &str) -> Option<St
     }
 }
 
-/// Goes on a course to its end, in steps of no round number; what all of them came to.
+/// Reaps a target to its end, in steps of 97 rows, and returns the sums.
 pub async fn reap_all(store: &dyn Store, course: ReapTarget) -> ReapStep {
     let mut all = ReapStep { next: Some(CURSOR_START), ..ReapStep::default() };
     while let Some(from) = all.next {
@@ -321,11 +321,11 @@ fn cause(error: &StoreError) -> Option<String> {
     std::error::Error::source(error).map(ToString::to_string)
 }
 
-/// An interval that ends when the clock was moved by [`TICK`].
+/// An interval that has passed once the clock was moved by [`TICK`].
 pub const SHORT: Duration = Duration::from_millis(5);
 
-/// How far the suite moves the clock: longer than [`SHORT`], short enough for stores that really wait.
+/// Distance that the suite moves the clock: longer than [`SHORT`], short enough for stores that really wait.
 pub const TICK: Duration = Duration::from_millis(10);
 
-/// An interval that never ends while the suite runs, however slow the machine.
+/// An interval that never passes while the suite runs, however slow the machine.
 pub const LONG: Duration = Duration::from_secs(3600);

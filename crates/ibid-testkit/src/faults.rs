@@ -1,5 +1,5 @@
-//! A store that fails on demand, around a real one: before the write, after it (a lost reply), or not at all until it is
-//! let go. For tests of what stands on a store.
+//! A store that fails on demand, around a real one: before the write, after it (a lost reply), or by hanging until it is
+//! released. For tests of the code above a store.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,7 +18,7 @@ use ibid_core::store::{
 use ibid_core::time::Timestamp;
 use tokio::sync::watch;
 
-/// A store that fails on demand.
+/// A wrapper around a store that fails on demand.
 pub struct FaultyStore {
     inner: Arc<dyn Store>,
     mode: watch::Sender<StoreFault>,
@@ -27,51 +27,51 @@ pub struct FaultyStore {
     apart: AtomicBool,
 }
 
-/// How the store behaves now.
+/// The current behaviour of a [`FaultyStore`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreFault {
-    /// As it should.
+    /// Every call reaches the inner store.
     None,
     /// Every call fails, and nothing is written.
     Down,
-    /// Every commit is refused for good, and nothing is written.
+    /// Every commit is refused permanently, and nothing is written.
     Refuses,
-    /// Every commit is written, and its reply lost.
+    /// Every commit is written, and its reply is lost.
     LosesReplies,
     /// Every commit waits until another mode is set.
     Hangs,
     /// Every load waits until another mode is set.
     HangsReads,
-    /// Every step of the reaper on this course fails.
+    /// Every step of the reaper on this target fails.
     FailsOn(ReapTarget),
-    /// What was read of bodies comes once another mode is set: as old as it is by then.
+    /// Bodies are read at once and returned when another mode is set, as stale as they are by then.
     HoldsBodies,
 }
 
 impl FaultyStore {
-    /// Around `inner`, without a fault for now.
+    /// Wraps `inner`, without a fault for now.
     pub fn new(inner: Arc<dyn Store>) -> Arc<FaultyStore> {
         let mode = watch::channel(StoreFault::None).0;
         let (commits, bodies) = (AtomicUsize::new(0), AtomicUsize::new(0));
         Arc::new(FaultyStore { inner, mode, commits, bodies, apart: AtomicBool::new(false) })
     }
 
-    /// From now on each batch has a commit of its own.
+    /// Makes each batch a separate commit from now on.
     pub fn commit_apart(&self) {
         self.apart.store(true, Ordering::SeqCst);
     }
 
-    /// Behave like this from now on.
+    /// Sets the behaviour from now on.
     pub fn set(&self, fault: StoreFault) {
         self.mode.send_replace(fault);
     }
 
-    /// Calls of `commit` so far.
+    /// Returns the number of `commit` calls so far.
     pub fn commits(&self) -> usize {
         self.commits.load(Ordering::SeqCst)
     }
 
-    /// Bodies that were read so far, whether or not they have come.
+    /// Returns how many reads of bodies were made so far, returned or not.
     pub fn bodies_read(&self) -> usize {
         self.bodies.load(Ordering::SeqCst)
     }

@@ -1,7 +1,7 @@
 //! Real proxies between a gateway and an upstream: nginx, HAProxy, Envoy, Apache, Caddy, Varnish.
 //!
-//! Each runs in the foreground with a configuration as an operator would write it. It knows nothing of ibid but
-//! the lines that an operator adds for a preset, and these are the lines that `docs/concepts/outcomes.md` shows.
+//! Each runs in the foreground with a configuration as an operator would write it. It knows nothing of ibid except
+//! the lines that an operator adds for a preset; `docs/concepts/outcomes.md` shows the same lines.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -11,32 +11,32 @@ use ibid_core::proof::{HopPreset, PRESETS};
 
 use crate::program::{Launch, Program, tools};
 
-/// Which proxy.
+/// A supported proxy program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proxy {
-    /// nginx.
+    /// The proxy server nginx.
     Nginx,
-    /// HAProxy.
+    /// The load balancer HAProxy.
     Haproxy,
-    /// Envoy.
+    /// The proxy server Envoy.
     Envoy,
-    /// Apache with `mod_proxy_http`.
+    /// The web server Apache with `mod_proxy_http`.
     Apache,
-    /// Caddy, which stands for Go's `httputil.ReverseProxy`.
+    /// Caddy, which represents Go's `httputil.ReverseProxy`.
     Caddy,
-    /// Varnish.
+    /// The HTTP cache Varnish.
     Varnish,
 }
 
 impl Proxy {
-    /// All of them.
+    /// All the supported proxies.
     pub const ALL: [Proxy; 6] =
         [Proxy::Nginx, Proxy::Haproxy, Proxy::Envoy, Proxy::Apache, Proxy::Caddy, Proxy::Varnish];
 
-    /// Those that can tell their own errors from the upstream's, and so have a preset with rules.
+    /// Proxies that can tell their own errors from the upstream's, and so have a preset with rules.
     pub const WITH_PRESET: [Proxy; 4] = [Proxy::Nginx, Proxy::Haproxy, Proxy::Envoy, Proxy::Apache];
 
-    /// Its name, as `behind = "…"` takes it.
+    /// Returns its name, as `behind = "…"` takes it.
     pub fn name(self) -> &'static str {
         match self {
             Proxy::Nginx => "nginx",
@@ -48,13 +48,13 @@ impl Proxy {
         }
     }
 
-    /// A value of `X-Ibid-ProxyHop` that proves that nothing was sent; empty where there is no preset.
+    /// Returns a value of `X-Ibid-ProxyHop` that proves that nothing was sent; empty if there is no preset.
     pub fn proof(self) -> &'static str {
         let rule = self.preset().and_then(|preset| preset.rules.first());
         rule.map_or("", |rule| rule.values[0])
     }
 
-    /// The lines that an operator adds to the proxy's configuration for `behind`; empty where there are none.
+    /// Returns the lines that an operator adds to the proxy's configuration for `behind`; empty if there are none.
     pub fn operator_lines(self) -> &'static str {
         self.preset().map_or("", |preset| preset.lines)
     }
@@ -64,14 +64,14 @@ impl Proxy {
     }
 }
 
-/// How a proxy is configured; the default is the plainest configuration, with a time-out of a second.
+/// Options of a proxy; the default is the plainest configuration, with a time-out of a second.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProxyHopOptions {
-    /// Whether the operator's lines are in it.
+    /// Includes the operator's lines in the configuration.
     pub proves: bool,
-    /// Whether it sends one request at a time to the upstream, refuses others, and waits longer for the upstream.
+    /// Sends one request at a time to the upstream, refuses others, and waits longer for the upstream.
     pub one_at_a_time: bool,
-    /// Whether it tries again when a try failed: nginx at another address, HAProxy and Envoy at the same.
+    /// Retries a failed try: nginx at another address, HAProxy and Envoy at the same.
     pub tries_again: Option<SocketAddr>,
 }
 
@@ -80,7 +80,7 @@ pub struct ProxyHopOptions {
 pub struct ProxyHop(Program);
 
 impl ProxyHop {
-    /// Starts a proxy before `upstream` and waits until it takes connections.
+    /// Starts a proxy in front of `upstream` and waits until it takes connections.
     ///
     /// # Panics
     ///
@@ -99,7 +99,7 @@ impl ProxyHop {
         }))
     }
 
-    /// Where it listens.
+    /// Returns the address that it listens on.
     pub fn addr(&self) -> SocketAddr {
         self.0.addr()
     }
@@ -109,13 +109,13 @@ impl ProxyHop {
         self.0.url()
     }
 
-    /// Its output on stdout and stderr.
+    /// Returns its output on stdout and stderr.
     pub fn output(&self) -> String {
         self.0.output()
     }
 }
 
-/// What a configuration is made of.
+/// Values that a configuration is built from.
 struct Config<'a> {
     folder: &'a Path,
     port: u16,
@@ -297,7 +297,7 @@ impl Config<'_> {
         if self.options.proves { proxy.operator_lines() } else { "" }
     }
 
-    /// How many seconds it waits for an answer. A request that keeps others out has to outlast the test.
+    /// Returns the seconds it waits for a response. A request that keeps others out has to outlast the test.
     fn wait(&self) -> u32 {
         if self.options.one_at_a_time { 60 } else { 1 }
     }
@@ -305,5 +305,5 @@ impl Config<'_> {
 
 const APACHE_MODULES: [&str; 5] = ["mpm_event", "authz_core", "headers", "proxy", "proxy_http"];
 
-/// Where `scripts/setup` installs it.
+/// Path of Envoy below the directory that `scripts/setup` installs to.
 const ENVOY: &str = "envoy-1.40.0/envoy/_bin/envoy";

@@ -1,6 +1,6 @@
-//! Test your own ibid store, and what stands on it: the store contract, stories of the state machine, a store that
-//! fails on demand, an upstream that misbehaves, real proxies before it, a simulated card processor, and a client that says
-//! raw bytes.
+//! Test doubles and suites for ibid: the contract suite for your own store, stories of the state machine, a store that
+//! fails on demand, an upstream that misbehaves, real proxies in front of it, a simulated card processor, and a client
+//! that sends raw bytes.
 
 pub mod client;
 pub mod contract;

@@ -1,10 +1,10 @@
-//! Real PostgreSQL servers for tests: one that all tests of a run share, and a test's own where it stops the server or
-//! changes its settings.
+//! Real PostgreSQL servers for tests: one that all tests of a run share, and a separate one for a test that stops the
+//! server or changes its settings.
 //!
-//! A test's own server has its own data directory and port and is gone with the test. Each server flushes as a
-//! production server does, because durability is part of what is tested. Its files are in memory where there is room: no
-//! test takes the machine's power away, and nobody waits for a disk. All of it blocks; starting takes some tenths of a
-//! second. It must not know what ibid keeps in it.
+//! A separate server has its own data directory and port and is removed with the test. Each server flushes as a
+//! production server does, because durability is part of what is tested. Its files are in memory if there is room: no
+//! test cuts the machine's power, and no test has to wait for a disk. All calls block; a start takes some tenths of a
+//! second. It must not know what ibid stores in it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,25 +26,25 @@ mod shared;
 
 pub use self::pair::PostgresPair;
 
-/// A server that runs until it is dropped, and never longer than the process that started it; or a share in the
-/// server of all tests.
+/// A server that runs until it is dropped, and never longer than the process that started it; or a handle on the
+/// server that all tests share.
 #[derive(Debug)]
 pub struct Postgres {
     install: Install,
     directory: PathBuf,
     port: u16,
     settings: Vec<(String, String)>,
-    /// The database of [`Postgres::url`], once that was asked for.
+    /// The database of [`Postgres::url`], created on first use.
     database: OnceLock<String>,
-    /// Those that were made.
+    /// Every database created through this handle.
     databases: Mutex<Vec<String>>,
     is_shared: bool,
-    /// None while it is stopped, and on a server that is not ours to stop.
+    /// `None` while it is stopped, and for a server that we must not stop.
     running: Option<Running>,
 }
 
-/// The thread that started the server waits for its end: the kernel ends the server when that thread dies, so it must
-/// be no thread of a pool.
+/// A server process with the thread that started it and waits for its end. The kernel ends the server when that thread
+/// dies, so it must not be a pool thread.
 #[derive(Debug)]
 struct Running {
     pid: Pid,
@@ -52,31 +52,31 @@ struct Running {
 }
 
 impl Postgres {
-    /// A new database on the server that all tests of this run share. It is dropped with this handle, and so is every
+    /// Creates a database on the server that all tests of this run share. It is dropped with this handle, and so is every
     /// other database that [`Postgres::create_database`] made.
     ///
-    /// Roles, settings and statistics views are the whole server's: a test that makes, changes or counts those, or
-    /// stops the server, starts its own.
+    /// Roles, settings and statistics views belong to the whole server: a test that creates, changes or counts those, or
+    /// stops the server, starts a separate one.
     pub fn shared() -> Postgres {
         shared::handle()
     }
 
-    /// Starts a server of the test's own with small settings.
+    /// Starts a separate server for the test, with small settings.
     pub fn start() -> Postgres {
         Postgres::start_with(&[])
     }
 
-    /// The same, with settings of `postgresql.conf` besides.
+    /// Like [`Self::start`], with additional settings for `postgresql.conf`.
     pub fn start_with(settings: &[(&str, &str)]) -> Postgres {
         Postgres::start_with_files(settings, &[])
     }
 
-    /// The same, with files in its data directory that it alone may read: keys, certificates.
+    /// Like [`Self::start_with`], with files in its data directory that only the server may read: keys, certificates.
     pub fn start_with_files(settings: &[(&str, &str)], files: &[(&str, &str)]) -> Postgres {
         Postgres::start_at(Medium::Memory, settings, files)
     }
 
-    /// Starts a server whose files are on the disk, which is what figures are about.
+    /// Starts a server whose files are on disk, for benchmarks.
     pub fn start_on_disk(settings: &[(&str, &str)]) -> Postgres {
         Postgres::start_at(Medium::Disk, settings, &[])
     }
@@ -91,8 +91,8 @@ impl Postgres {
         Postgres::run(install, directory, settings)
     }
 
-    /// Starts a standby that follows this server. What a commit waits for is up to this server's settings: give it
-    /// `synchronous_standby_names` to make the standby a synchronous one.
+    /// Starts a standby that follows this server. This server's settings say what a commit waits for: set
+    /// `synchronous_standby_names` to make the standby synchronous.
     pub fn standby(&self, name: &str, settings: &[(&str, &str)]) -> Postgres {
         let directory = self.install.new_directory(Medium::Memory);
         let source =
@@ -115,7 +115,7 @@ impl Postgres {
             is_shared: false,
             running: None,
         };
-        // Somebody else may take a port between our look and the server's bind.
+        // Another process may take a port between our check and the server's bind.
         for _ in 0..PORT_TRIES {
             server.port = free_port();
             if server.try_start() {
@@ -125,43 +125,43 @@ impl Postgres {
         panic!("PostgreSQL did not start:\n{}", server.log());
     }
 
-    /// Where the test's first database is: a new one on the shared server, `postgres` on one of its own.
+    /// Returns the URL of the test's first database: a new one on the shared server, `postgres` on a separate one.
     pub fn url(&self) -> String {
         self.url_for(self.database())
     }
 
-    /// The name of that database.
+    /// Returns the name of that database.
     pub fn database(&self) -> &str {
         self.database.get_or_init(|| self.create_database())
     }
 
-    /// Where a database is.
+    /// Returns the URL of a database.
     pub fn url_for(&self, database: &str) -> String {
         format!("postgres://{USER}@{HOST}:{}/{database}", self.port)
     }
 
-    /// The port of the loopback interface that it listens on.
+    /// Returns the port that it listens on, on the loopback interface.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Makes an empty database that nobody else uses, and gives its name.
+    /// Creates an empty database that no other test uses, and returns its name.
     pub fn create_database(&self) -> String {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("test_{}_{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        // In memory a copy of the files is cheap. On a disk each of them would be flushed; then the log is cheaper.
+        // In memory a copy of the files is cheap. On a disk each file would be flushed, so there the log is cheaper.
         let strategy = if self.install.is_in_memory(&self.directory) { "file_copy" } else { "wal_log" };
         self.sql("postgres", &format!("create database {name} strategy {strategy}"));
-        self.databases.lock().expect("nobody panics with it").push(name.clone());
+        self.databases.lock().expect("no thread panics with it").push(name.clone());
         name
     }
 
-    /// What `psql` answers, a line per row and `|` between columns. It panics when the server refuses.
+    /// Runs `sql` in `psql` and returns its output: a line per row, `|` between columns. Panics if the server refuses.
     pub fn sql(&self, database: &str, sql: &str) -> String {
         self.try_sql(database, sql).unwrap_or_else(|said| panic!("`{sql}` was refused: {said}"))
     }
 
-    /// The same, or what `psql` complained about.
+    /// Like [`Self::sql`], but returns the complaint of `psql` instead of a panic.
     pub fn try_sql(&self, database: &str, sql: &str) -> Result<String, String> {
         let mut psql = self.install.as_ourselves("psql");
         psql.args(["--no-psqlrc", "--quiet", "--no-align", "--tuples-only", "--set=ON_ERROR_STOP=1"]);
@@ -171,7 +171,7 @@ impl Postgres {
         if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
     }
 
-    /// Changes a setting while it runs, and returns once whoever connects finds it changed.
+    /// Changes a setting at run time, and returns once new connections have it.
     pub fn set(&self, name: &str, value: &str) {
         self.must_be_ours();
         self.sql("postgres", &format!("alter system set {name} = '{value}'"));
@@ -183,12 +183,12 @@ impl Postgres {
         }
     }
 
-    /// Starts a server that was stopped, on the port it had.
+    /// Starts a stopped server again, on the port it had.
     pub fn start_again(&mut self) {
         self.must_be_ours();
         assert!(self.running.is_none(), "the server runs already");
         let until = Instant::now() + READY_WITHIN;
-        // A connection of somebody else may hold the port for a moment.
+        // A connection of another process may hold the port for a moment.
         while !self.try_start() {
             assert!(Instant::now() < until, "PostgreSQL did not start again:\n{}", self.log());
         }
@@ -199,22 +199,22 @@ impl Postgres {
         self.end(Signal::QUIT);
     }
 
-    /// `kill -9` of the server and of every process of its: nobody cleans up, nobody says goodbye.
+    /// Sends `kill -9` to the server and to each of its processes: no cleanup, and no goodbye to clients.
     pub fn kill(&mut self) {
         self.must_be_ours();
         let Some(Running { pid, keeper }) = self.running.take() else { return };
-        // While it stands still it starts no more processes.
+        // A stopped server starts no more processes.
         kill_process(pid, Signal::STOP).expect("the server runs");
-        // Handles on the very processes: a number may be given to another once its process is gone.
+        // Handles on the processes themselves: a pid may be reused once its process has ended.
         let open = |child| pidfd_open(child, PidfdFlags::empty()).ok();
         let children: Vec<_> = children_of(pid).into_iter().filter_map(open).collect();
         kill_process(pid, Signal::KILL).expect("the server stands still");
         let _ = keeper.join();
         for child in &children {
-            // It may have ended by itself, for its server is gone.
+            // It may have ended by itself, because its server is gone.
             let _ = pidfd_send_signal(child, Signal::KILL);
         }
-        // Until the last is gone it may still send what it had in hand.
+        // Until the last one has ended it may still send buffered data.
         for child in &children {
             let patience = Timespec { tv_sec: READY_WITHIN.as_secs().cast_signed(), tv_nsec: 0 };
             let ended = poll(&mut [PollFd::new(child, PollFlags::IN)], Some(&patience));
@@ -222,23 +222,23 @@ impl Postgres {
         }
     }
 
-    /// Ends it in order, breaking off what runs.
+    /// Shuts it down in order and aborts running transactions.
     pub fn stop_fast(&mut self) {
         self.end(Signal::INT);
     }
 
-    /// A crash, and recovery from it.
+    /// Crashes the server and recovers it.
     pub fn restart(&mut self) {
         self.stop_immediate();
         self.start_again();
     }
 
-    /// Makes a primary of a standby, and returns once it takes writes.
+    /// Promotes a standby to primary, and returns once it takes writes.
     pub fn promote(&self) {
         assert_eq!(self.sql("postgres", "select pg_promote(true, 60)"), "t", "the standby is promoted");
     }
 
-    /// What the server wrote to its log.
+    /// Returns the server's log.
     pub fn log(&self) -> String {
         fs::read_to_string(self.directory.join("log")).unwrap_or_default()
     }
@@ -246,11 +246,11 @@ impl Postgres {
     fn drop_databases(&self) {
         let mut psql = self.install.as_ourselves("psql");
         psql.args(["--no-psqlrc", "--quiet"]).arg(self.url_for("postgres"));
-        for name in self.databases.lock().expect("nobody panics with it").iter() {
-            // One command each: a database is not dropped within a transaction.
+        for name in self.databases.lock().expect("no thread panics with it").iter() {
+            // One command each: a database cannot be dropped within a transaction.
             psql.args(["--command", &format!("drop database {name} with (force)")]);
         }
-        // What is left over ends with the server.
+        // A database that is left over ends with the server.
         let _ = psql.stdin(Stdio::null()).output();
     }
 
@@ -261,12 +261,12 @@ impl Postgres {
     fn end(&mut self, signal: Signal) {
         self.must_be_ours();
         let Some(Running { pid, keeper }) = self.running.take() else { return };
-        // It may have ended by itself; then there is nobody to tell.
+        // The server may have ended by itself, and then there is no process to signal.
         let _ = kill_process(pid, signal);
         let _ = keeper.join();
     }
 
-    /// Starts it and waits until it takes connections; false if it ended instead.
+    /// Starts it and waits until it takes connections; `false` if it ended instead.
     fn try_start(&mut self) -> bool {
         let (child_pid, pid) = std::sync::mpsc::channel();
         let mut postgres = self.install.as_owner_while_we_live("postgres");
@@ -305,47 +305,47 @@ impl Postgres {
 impl Drop for Postgres {
     fn drop(&mut self) {
         if self.is_shared {
-            // On a disk a drop waits until all is flushed; then the whole server's end is soon enough.
+            // On a disk a drop waits until all is flushed, and the server's end removes the databases soon enough.
             if self.install.is_in_memory(&self.directory) {
                 self.drop_databases();
             }
             return;
         }
         self.stop_immediate();
-        // What is left over is swept by the next test that starts a server.
+        // The next test that starts a server removes the rest.
         let _ = fs::remove_dir_all(&self.directory);
     }
 }
 
-/// What every server is told.
+/// Returns the settings of every server.
 fn settings_at(port: u16) -> [(&'static str, String); 5] {
     [
         ("port", port.to_string()),
         ("listen_addresses", HOST.to_owned()),
         ("unix_socket_directories", String::new()),
-        // What a test writes is small; two servers run beside each other.
+        // Tests write little, and two servers may run at a time.
         ("shared_buffers", "32MB".to_owned()),
-        // Not every test reads it, but whoever has to find out why one failed will.
+        // Few tests read the log, but it explains failures.
         ("log_min_messages", "warning".to_owned()),
     ]
 }
 
-/// Whether the server itself says so, the way `pg_ctl` finds out: a connection that works would only tell that
-/// somebody listens on this port. `pid` is the server's, where it is known.
+/// Returns whether the server reports itself ready, in the file that `pg_ctl` reads: a working connection would only
+/// show that some process listens on this port. `pid` is the server's, if it is known.
 fn is_ready(directory: &Path, pid: Option<i32>) -> bool {
     let file = fs::read_to_string(data(directory).join("postmaster.pid")).unwrap_or_default();
     let line = |place: usize| file.lines().nth(place).unwrap_or_default().trim();
     pid.is_none_or(|pid| line(0) == pid.to_string()) && matches!(line(7), "ready" | "standby")
 }
 
-/// The processes that this one started and that still run.
+/// Returns the processes that this one started and that still run.
 fn children_of(pid: Pid) -> Vec<Pid> {
     let processes = fs::read_dir("/proc").expect("a list of processes").flatten();
     let child = |entry: fs::DirEntry| {
         let number = entry.file_name().to_str()?.parse().ok()?;
-        // One that ended meanwhile has no line any more.
+        // A process that ended meanwhile has no file.
         let line = fs::read_to_string(entry.path().join("stat")).ok()?;
-        // `pid (name) state parent …`, and the name may hold anything.
+        // The line is `pid (name) state parent …`, and the name may contain any character.
         let parent = line.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
         (Pid::from_raw(parent)? == pid).then(|| Pid::from_raw(number))?
     };
@@ -361,10 +361,10 @@ const HOST: &str = "127.0.0.1";
 /// The superuser of every server.
 const USER: &str = "postgres";
 
-/// As often as somebody else might take the port first.
+/// Starts before a failure counts: another process may take the port first.
 const PORT_TRIES: u32 = 3;
 
-/// Recovery of a small database takes a second on a busy machine; a minute means that it will not come.
+/// Recovery of a small database takes a second on a busy machine; after a minute it will not succeed.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 
 /// A fraction of what a start takes.

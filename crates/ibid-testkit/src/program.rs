@@ -1,6 +1,6 @@
-//! A real server program for one test: a folder and a port for it alone, ended with its owner.
+//! A real server program for one test, with a separate folder and port. It ends when its owner is dropped.
 //!
-//! All of it blocks; a program is started on the test's thread, and the test's own servers run on others.
+//! All calls block. A program is started on the test's thread, and the test's own servers run on other threads.
 
 use std::ffi::OsString;
 use std::fs;
@@ -15,9 +15,9 @@ use rustix::process::{Pid, Signal, kill_process};
 /// A program and its command line.
 #[derive(Clone, Debug)]
 pub struct Launch {
-    /// A name that is looked up in `PATH` (and where Debian keeps servers), or a path.
+    /// A name that is looked up in `PATH` (and where Debian installs servers), or a path.
     pub program: PathBuf,
-    /// Its arguments.
+    /// Arguments of the command line.
     pub args: Vec<OsString>,
     /// Variables of its environment; of ours it gets only `PATH`.
     pub env: Vec<(String, OsString)>,
@@ -33,7 +33,7 @@ impl Launch {
         Launch { program: program.into(), args: args.into_iter().map(Into::into).collect(), env: Vec::new() }
     }
 
-    /// Adds a variable of its environment.
+    /// Adds an environment variable.
     #[must_use]
     pub fn env(mut self, name: &str, value: impl Into<OsString>) -> Launch {
         self.env.push((name.to_owned(), value.into()));
@@ -45,32 +45,32 @@ impl Launch {
 #[derive(Debug)]
 pub struct Program {
     pid: Pid,
-    /// The thread that started the program waits for its end: the kernel ends the program when that thread dies, so it
-    /// must be no thread of a pool.
+    /// The thread that started the program and waits for its end. The kernel ends the program when that thread dies, so it
+    /// must not be a pool thread.
     keeper: Option<JoinHandle<()>>,
     addr: SocketAddr,
     folder: tempfile::TempDir,
 }
 
 impl Program {
-    /// Starts a program on a free port and waits until it takes connections. `launch` is given an empty folder and
-    /// the port; it writes the program's configuration there.
+    /// Starts a program on a free port and waits until it takes connections. `launch` gets an empty folder and the port,
+    /// and writes the program's configuration to the folder.
     ///
     /// # Panics
     ///
     /// If the program is not installed, ends by itself, or takes no connections in time.
     pub fn start(launch: impl Fn(&Path, u16) -> Launch) -> Program {
-        let mut said = String::new();
-        // The port may be taken between the look and the program's bind.
+        let mut output = String::new();
+        // Another process may take the port between the check and the program's bind.
         for _ in 0..START_TRIES {
             let folder = tempfile::tempdir().expect("a folder can be made");
             let port = free_port();
             match Program::try_start(launch(folder.path(), port), folder, port) {
                 Ok(program) => return program,
-                Err(log) => said = log,
+                Err(log) => output = log,
             }
         }
-        panic!("the program ended instead of taking connections:\n{said}");
+        panic!("the program ended instead of taking connections:\n{output}");
     }
 
     fn try_start(launch: Launch, folder: tempfile::TempDir, port: u16) -> Result<Program, String> {
@@ -82,13 +82,13 @@ impl Program {
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).envs(launch.env);
         command.current_dir(folder.path()).stdin(Stdio::null());
         command.stdout(output.try_clone().expect("a second handle")).stderr(output);
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let keeper = thread::spawn(move || {
             let mut child = command.spawn().expect("`setpriv` runs");
-            let _ = tell.send(child.id());
+            let _ = sender.send(child.id());
             let _ = child.wait();
         });
-        let id = told.recv().expect("the thread tells the pid").cast_signed();
+        let id = receiver.recv().expect("the thread sends the pid").cast_signed();
         let pid = Pid::from_raw(id).expect("a pid is not zero");
         let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let running = Program { pid, keeper: Some(keeper), addr, folder };
@@ -103,7 +103,7 @@ impl Program {
         Ok(running)
     }
 
-    /// Where it listens.
+    /// Returns the address that it listens on.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
@@ -113,12 +113,12 @@ impl Program {
         format!("http://{}", self.addr)
     }
 
-    /// Its folder, removed with it.
+    /// Returns its folder, which is removed with it.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Its output on stdout and stderr.
+    /// Returns its output on stdout and stderr.
     pub fn output(&self) -> String {
         fs::read_to_string(self.folder.path().join("output")).unwrap_or_default()
     }
@@ -132,14 +132,14 @@ impl Drop for Program {
     fn drop(&mut self) {
         let Some(keeper) = self.keeper.take() else { return };
         if !keeper.is_finished() {
-            // It may end by itself in this moment, and then there is no one to tell.
+            // It may end by itself at this moment, and then there is no process to signal.
             let _ = kill_process(self.pid, Signal::KILL);
         }
         let _ = keeper.join();
     }
 }
 
-/// The directory that programs from package registries are installed to by `scripts/setup` and `scripts/chains`.
+/// Returns the directory that `scripts/setup` and `scripts/chains` install programs from package registries to.
 ///
 /// # Panics
 ///
@@ -161,15 +161,15 @@ pub(crate) fn free_port() -> u16 {
     (0..PORT_LOOKS).find_map(|_| free()).expect("a free port on the loopback interface")
 }
 
-/// The path of an installed program. A test that needs a program and passes without it would tell a lie, so a
-/// missing one is a panic.
+/// Returns the path of an installed program. Panics if it is missing, because a test that needs it must not pass
+/// without it.
 fn find(program: &Path) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    // Debian keeps servers in directories that are not in the `PATH` of every user.
+    // Debian installs servers in directories that are not in the `PATH` of every user.
     let folders = std::env::split_paths(&path).chain(SERVER_FOLDERS.map(PathBuf::from));
     // Joining an absolute path gives that path.
-    let found = folders.map(|folder| folder.join(program)).find(|file| file.is_file());
-    found.unwrap_or_else(|| {
+    let file_path = folders.map(|folder| folder.join(program)).find(|file| file.is_file());
+    file_path.unwrap_or_else(|| {
         panic!(
             "`{}` is not installed: run scripts/setup (scripts/chains installs the rest)",
             program.display()
@@ -184,11 +184,11 @@ const PORTS: std::ops::Range<u16> = 12_000..32_000;
 /// Of 20,000 ports some dozens are taken; to miss this often, most would have to be.
 const PORT_LOOKS: u32 = 100;
 
-/// How often a program is started before its end counts as a failure of its own.
+/// Starts of a program before its exit counts as its own failure.
 const START_TRIES: u32 = 3;
 
 /// Far above what a loaded two-core machine needs for the slowest of them.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 
-/// A fraction of what a start takes.
+/// Interval between two checks: a fraction of what a start takes.
 const LOOK_EVERY: Duration = Duration::from_millis(5);

@@ -1,30 +1,29 @@
-//! Stories: the rules of the state machine told as who does what, and what comes of it.
+//! Stories: rules of the state machine written as steps of named actors, each with its expected outcome.
 //!
-//! A story runs on the pure machine and on a [`StoryStore`], a store with room for one record. It knows no HTTP, no I/O and
-//! no real clock. Longer than most files, so that the language's page, its reading and its effect stand together. The
-//! story language, one line per step:
+//! A story runs on the pure machine and on a [`StoryStore`], a store with room for one record. It uses no HTTP, no I/O and
+//! no real clock. The file is longer than most, so that the language's reference, its parser and its effect are together.
+//! The story language has one line per step:
 //!
 //! ```text
 //! policy  payments lease=30s on_lapse=retry           rules of the requests that follow (a preset, then changes)
 //! ann     begins  -> run                              an actor, what it does, and the outcome
-//! +31s                                                the store's clock goes on; -5s: it steps back
-//! record  is in_progress                              a look at the shelf
+//! +31s                                                advances the store's clock; -5s sets it back
+//! record  is in_progress                              checks the stored record
 //! ```
 //!
-//! Without a `policy` line the contract's defaults hold, with a lease of 30s. What stands in parentheses or after `#`
-//! is a remark. A step without `->` may have any outcome.
+//! Without a `policy` line the contract's defaults apply, with a lease of 30s. Text in parentheses or after `#` is a
+//! remark. A step without `->` may have any outcome.
 //!
 //! **Requests**: `begins`, and after it any of `with body B` (another fingerprint), `as waiter`, `carefully`, `async`,
 //! `as tenant T` (a row of another tenant under the same id). Outcomes: `run`, `run attempt 2`, ``resume after
 //! `charged` ``, `accepted`, `replay 201`, `not retained`, `wait`, `wait, overlong`, `free`, `unknown`, `unknown, dead
-//! letter`, `mismatch`, `expired`. `gave up`: the begin's reply never came and the client got 503.
+//! letter`, `mismatch`, `expired`. `gave up`: the begin's reply never arrived and the client got 503.
 //!
 //! **Attempts**: `finishes 201`, and after it `as executed` or `as not executed` (what its fields prove), `not retained` or
-//! `with retry-after`; `proves nothing was sent`, `times
-//! out`, `breaks off`, `panics`, `calls the outside` (where it can't tell later whether it did), `did not call`, ``commits `charged` ``,
-//! `owes the answer`, `claims`. Outcomes: `stored`, `freed`,
-//! `unsettled`, `advanced`, `owed`, `superseded`. `renews` gives `renewed` or `lost`. `doubts its call`: it called the
-//! outside under a key, does not know what came of it, and tells with its end.
+//! `with retry-after`; `proves nothing was sent`, `times out`, `breaks off`, `panics`, `calls the outside` (an external
+//! call that nothing can confirm later), `did not call`, ``commits `charged` ``, `owes the answer`, `claims`. Outcomes:
+//! `stored`, `freed`, `unsettled`, `advanced`, `owed`, `superseded`. `renews` gives `renewed` or `lost`. `doubts its
+//! call`: the attempt made an external call under a key, does not know the outcome, and reports that when it ends.
 //!
 //! **The others**: `sweeps`, `resumes` (a sweeper that can run the handler), `finds it never claimed`, `finds it outlived`, `purges`; `effect  is done 201` or `is dead`; `finds`
 //! (reconciler), `hears` (webhook), `resolves` (operator), each with `executed 201`, `not executed` or `nothing`, and
@@ -33,7 +32,7 @@
 //!
 //! **Races**: `decides: STEP` reads and decides now but writes nothing yet; `commits what it decided` writes it, as
 //! stale as it then is, with `refused` if it lost the race. `loses the reply: STEP` writes, and the actor does not
-//! learn it; `sends it again` issues the very same write. Of several such writes the oldest goes first.
+//! learn it; `sends it again` issues the same write again. Of several such writes the oldest goes first.
 //!
 //! **Looks**: `record  is STATE` (or `absent`, also `STATE, dead letter`), `has attempt 2`, `has generation 2`,
 //! `has point 1`, `has history lapse`, `has no fingerprint`, `answers 201`, `is due in 30s`, `expires in 1h`, `goes in
@@ -59,18 +58,18 @@ use ibid_core::response::Response;
 use ibid_core::scope::{Identity, Operation, Tenant};
 use ibid_core::time::Timestamp;
 
-/// Tells a story; panics at the first line whose outcome is another than told.
+/// Plays a story; panics at the first line whose outcome is not the expected one.
 #[track_caller]
 pub fn story(text: &str) {
     let mut stage = Stage::new();
     for (number, line) in text.lines().enumerate() {
-        let told = remark_free(line);
-        if told.is_empty() {
+        let text_line = remark_free(line);
+        if text_line.is_empty() {
             continue;
         }
-        let (step, expected) = match told.split_once("->") {
+        let (step, expected) = match text_line.split_once("->") {
             Some((step, expected)) => (step.trim(), Some(expected.trim())),
-            None => (told, None),
+            None => (text_line, None),
         };
         let came = match stage.play(step) {
             Ok(came) => came,
@@ -89,10 +88,10 @@ pub fn story(text: &str) {
     }
 }
 
-/// A store with room for one record: it compares versions and instants, and holds no opinion on states.
+/// A store with room for one record: it compares versions and instants, and does not interpret states.
 #[derive(Clone, Debug)]
 pub struct StoryStore {
-    /// The store's clock.
+    /// The time of the store's clock.
     pub now: Timestamp,
     row: Option<Record>,
     bodies: BTreeMap<(Nonce, u32), Bytes>,
@@ -100,7 +99,7 @@ pub struct StoryStore {
 }
 
 impl StoryStore {
-    /// An empty shelf at some instant long after the epoch.
+    /// Makes an empty store, at an instant long after the epoch.
     pub fn new() -> StoryStore {
         StoryStore {
             now: Timestamp::from_micros(1_700_000_000_000_000),
@@ -110,29 +109,29 @@ impl StoryStore {
         }
     }
 
-    /// The row.
+    /// Returns the stored row, if there is one.
     pub fn record(&self) -> Option<&Record> {
         self.row.as_ref()
     }
 
-    /// The row with its answer, as a store hands it out.
+    /// Returns the row with its response, as a store would.
     pub fn load(&self) -> Option<StoredRecord> {
         let record = self.row.clone()?;
         let answer = self.bodies.get(&(record.birth, BodyKind::Answer.code())).cloned();
         Some(StoredRecord { record: Arc::new(record), answer, now: self.now })
     }
 
-    /// What is kept beside one generation.
+    /// Returns the body of this kind that one generation stored.
     pub fn kept(&self, birth: Nonce, kind: BodyKind) -> Option<&Bytes> {
         self.bodies.get(&(birth, kind.code()))
     }
 
-    /// All that was ever noted.
+    /// Returns every history line written so far.
     pub fn history(&self) -> &[History] {
         &self.history
     }
 
-    /// Takes the Change, or says what stood in its way.
+    /// Applies the change, or returns the conflicting row.
     pub fn commit(&mut self, change: &Change) -> Commit {
         let fits = match (change.expect, &self.row) {
             (Expect::Absent, row) => row.is_none(),
@@ -157,7 +156,7 @@ impl StoryStore {
         Commit::Done(stamp)
     }
 
-    /// Moves the due instant of the row to now + its lease if it is still at `version`; whether it is.
+    /// Moves the due instant to now plus the row's lease and returns `true`, if the row is still at `version`.
     pub fn renew(&mut self, version: Version) -> bool {
         match &mut self.row {
             Some(row) if row.version == version => {
@@ -168,7 +167,7 @@ impl StoryStore {
         }
     }
 
-    /// Removes the row if its time has come; whether it had.
+    /// Removes the row and returns `true`, if it is due for removal.
     pub fn purge(&mut self) -> bool {
         let goes = self.row.as_ref().is_some_and(|row| row.is_purgeable(self.now));
         if goes {
@@ -177,7 +176,7 @@ impl StoryStore {
         goes
     }
 
-    /// Loses the row, as an asynchronous failover may.
+    /// Drops the row, as an asynchronous failover may.
     pub fn lose(&mut self) {
         self.row = None;
         self.bodies.clear();
@@ -190,7 +189,7 @@ impl Default for StoryStore {
     }
 }
 
-/// A payment request with this body, for asking the machine about.
+/// Builds a payment request with this body, as the machine takes it.
 pub fn ask(tenant: &str, body: &str, policy: Arc<Policy>, nonce: Nonce) -> BeginRequest {
     let identity = Identity {
         tenant: Tenant::new(tenant).expect("a story's tenants have plain names"),
@@ -202,7 +201,7 @@ pub fn ask(tenant: &str, body: &str, policy: Arc<Policy>, nonce: Nonce) -> Begin
     BeginRequest::new(identity, policy, Arc::new(secrets), Arc::new(Payment(body.to_owned())), nonce)
 }
 
-/// An answer with this status, its body naming who gave it.
+/// Builds a response with this status; its body names the actor that gave it.
 pub fn answer(status: u16, from: &str) -> AttemptResponse {
     let response = Response::plain(status, "text/plain", from.to_owned());
     AttemptResponse {
@@ -232,7 +231,7 @@ impl RequestView for Payment {
     }
 }
 
-/// Where a story is played.
+/// The state of a running story.
 struct Stage {
     shelf: StoryStore,
     policy: Policy,
@@ -246,15 +245,15 @@ struct Stage {
 #[derive(Clone, Default)]
 struct Actor {
     ask: Option<BeginRequest>,
-    /// The record as its Attempt began it.
+    /// The record as its attempt began it.
     begun: Option<Record>,
-    /// The Version of its last write.
+    /// The version of its last write.
     holds: Option<Version>,
-    /// Decided but not written, or written without knowing; oldest first.
+    /// Changes that were decided but not written, or written with the reply lost; oldest first.
     open: VecDeque<(Arc<Change>, Decision)>,
 }
 
-/// How a step's Change goes to the shelf.
+/// Timing of a step's write, and of its reply.
 #[derive(Clone, Copy, PartialEq)]
 enum Send {
     Now,
@@ -274,7 +273,7 @@ impl Stage {
         }
     }
 
-    /// Plays one step and says what came of it.
+    /// Runs one step and returns its outcome in words.
     fn play(&mut self, step: &str) -> Result<String, String> {
         if let Some(by) = step.strip_prefix('+') {
             self.shelf.now = self.shelf.now.after(duration(by)?);
@@ -326,16 +325,16 @@ impl Stage {
         came
     }
 
-    /// Decides on what is stored now, and sends the Change as told.
+    /// Decides on the stored record, and writes the change as `how` says.
     fn step(&mut self, name: &str, actor: &mut Actor, verb: &str, how: Send) -> Result<String, String> {
-        let verdict = self.decided(name, actor, verb)?;
+        let verdict = self.decide_step(name, actor, verb)?;
         match verdict {
-            Verdict::Keep(decision) => Ok(self.words(&decision, self.shelf.record().cloned().as_ref())),
+            Verdict::Keep(decision) => Ok(self.describe(&decision, self.shelf.record().cloned().as_ref())),
             Verdict::Write(change, decision) => match how {
                 Send::Now => self.send(actor, change, decision),
                 Send::NotYet => {
                     let row = change.applied(Stamp { now: self.shelf.now }, self.shelf.record());
-                    let words = self.words(&decision, row.as_deref());
+                    let words = self.describe(&decision, row.as_deref());
                     actor.open.push_back((change, decision));
                     Ok(words)
                 }
@@ -352,7 +351,7 @@ impl Stage {
         }
     }
 
-    /// Sends a Change; a row that is this very Change already is its own lost reply.
+    /// Writes a change. If the stored row already is this change, its first reply was lost, and it counts as written.
     fn send(&mut self, actor: &mut Actor, change: Arc<Change>, decision: Decision) -> Result<String, String> {
         if let Commit::Conflict(newer) = self.shelf.commit(&change)
             && !newer.is_some_and(|newer| change.is_stored_as(&newer))
@@ -367,7 +366,7 @@ impl Stage {
         if matches!(decision, Decision::Run { .. }) {
             actor.begun = row.clone();
         }
-        Ok(self.words(&decision, row.as_ref()))
+        Ok(self.describe(&decision, row.as_ref()))
     }
 
     fn note_birth(&mut self) {
@@ -383,8 +382,8 @@ impl Stage {
         Nonce(self.drawn)
     }
 
-    /// What the machine says to the step.
-    fn decided(&mut self, name: &str, actor: &mut Actor, verb: &str) -> Result<Verdict, String> {
+    /// Returns the machine's verdict on the step.
+    fn decide_step(&mut self, name: &str, actor: &mut Actor, verb: &str) -> Result<Verdict, String> {
         let nonce = self.draw();
         let now = self.shelf.now;
         let (first, rest) = verb.split_once(' ').map_or((verb, ""), |(first, rest)| (first, rest.trim()));
@@ -445,7 +444,7 @@ impl Stage {
                     Some(status) => Observation::Executed(given_answer(status, name)?),
                     None if what == "not executed" => Observation::NotExecuted,
                     None if what == "nothing" => Observation::Nothing,
-                    None => return Err(format!("nobody can find `{what}`")),
+                    None => return Err(format!("unknown evidence `{what}`")),
                 };
                 Event::Observed { nonce, by, what: &found, as_of, jitter: 0.0 }
             }
@@ -474,7 +473,7 @@ impl Stage {
                 }
                 ("carefully", _) => role = Intent::MayRunNoTakeover,
                 ("async", _) => later = Some(Bytes::from_static(b"the request")),
-                _ => return Err(format!("nobody begins `{word}`")),
+                _ => return Err(format!("unknown word `{word}` after `begins`")),
             }
         }
         let mut ask = ask(tenant, body, Arc::new(self.policy.clone()), nonce);
@@ -484,8 +483,8 @@ impl Stage {
         Ok(verdict)
     }
 
-    /// The decision in a story's words. `row` is the record as the decision leaves it.
-    fn words(&self, decision: &Decision, row: Option<&Record>) -> String {
+    /// Returns the decision in a story's words. `row` is the record as the decision leaves it.
+    fn describe(&self, decision: &Decision, row: Option<&Record>) -> String {
         let attempt = row.map_or(0, |row| row.attempt);
         match decision {
             Decision::Run { after: 0 } if attempt == 1 => "run".into(),
@@ -523,26 +522,26 @@ impl Stage {
         }
     }
 
-    /// Compares the shelf with what the story says of it.
+    /// Compares the stored record with the story's claim.
     fn look(&self, said: &str) -> Result<(), String> {
         let row = self.shelf.record();
         let now = self.shelf.now;
-        let seen = |at: Option<Timestamp>| match at {
+        let remaining = |at: Option<Timestamp>| match at {
             Some(at) => format!("{:?}", at.since(now)),
             None => "never".into(),
         };
-        let told = |length: &str| duration(length).map(|length| format!("{length:?}"));
+        let expected = |length: &str| duration(length).map(|length| format!("{length:?}"));
         let number = |text: &str| text.parse::<u64>().map(|n| n.to_string()).map_err(|e| e.to_string());
         let state = row.map_or("absent".to_owned(), |row| {
             row.state.name().to_owned() + if row.flags.dead_letter { ", dead letter" } else { "" }
         });
         let (first, rest) = said.split_once(' ').map_or((said, ""), |(first, rest)| (first, rest.trim()));
         let (is, should) = match (first, rest.split_once(' ').unwrap_or((rest, ""))) {
-            ("is", ("due", at)) => (seen(row.and_then(|r| r.due_at)), told(in_what(at)?)?),
+            ("is", ("due", at)) => (remaining(row.and_then(|r| r.due_at)), expected(in_what(at)?)?),
             ("is", _) => (state, rest.to_owned()),
-            ("never", ("expires", _)) => (seen(row.and_then(|r| r.expires_at)), "never".into()),
-            ("expires", _) => (seen(row.and_then(|r| r.expires_at)), told(in_what(rest)?)?),
-            ("goes", _) => (seen(row.and_then(|r| r.purge_at)), told(in_what(rest)?)?),
+            ("never", ("expires", _)) => (remaining(row.and_then(|r| r.expires_at)), "never".into()),
+            ("expires", _) => (remaining(row.and_then(|r| r.expires_at)), expected(in_what(rest)?)?),
+            ("goes", _) => (remaining(row.and_then(|r| r.purge_at)), expected(in_what(rest)?)?),
             ("answers", (status, _)) => {
                 let is = row.and_then(|r| r.note.status).map_or("nothing".into(), |s| s.to_string());
                 (is, status.to_owned())
@@ -554,8 +553,8 @@ impl Stage {
                 (row.is_some_and(|r| r.fingerprint.is_none()).to_string(), "true".into())
             }
             ("keeps", (whose, "request")) => {
-                let kept = row.and_then(|row| self.shelf.kept(row.birth, BodyKind::Request));
-                let is = if kept.is_some_and(|kept| !kept.is_empty()) { "its" } else { "no" };
+                let request = row.and_then(|row| self.shelf.kept(row.birth, BodyKind::Request));
+                let is = if request.is_some_and(|request| !request.is_empty()) { "its" } else { "no" };
                 (is.to_owned(), whose.to_owned())
             }
             ("has", ("history", what)) => {
@@ -565,7 +564,7 @@ impl Stage {
                     false => (format!("history of {names:?}"), what.to_owned()),
                 }
             }
-            _ => return Err(format!("nobody can see whether the record `{said}`")),
+            _ => return Err(format!("unknown check `record {said}`")),
         };
         match is == should {
             true => Ok(()),
@@ -611,7 +610,7 @@ impl Stage {
     }
 }
 
-/// The record in one line, for the reader of a failure.
+/// Formats the record in one line for failure messages.
 fn sketch(record: Option<&Record>, now: Timestamp) -> String {
     let Some(record) = record else {
         return "none".into();
@@ -649,7 +648,7 @@ fn set_word(policy: &mut Policy, field: &str, value: &str) -> Result<(), String>
     Ok(())
 }
 
-/// `201`, and after it `as executed` or `as not executed`, and then `not retained` or `with retry-after`.
+/// Parses `201`, optionally followed by `as executed` or `as not executed`, and by `not retained` or `with retry-after`.
 fn given_answer(words: &str, from: &str) -> Result<AttemptResponse, String> {
     let (status, how) = words.split_once(' ').unwrap_or((words, ""));
     let status = status.parse().map_err(|_| format!("`{status}` is no status"))?;
@@ -664,18 +663,18 @@ fn given_answer(words: &str, from: &str) -> Result<AttemptResponse, String> {
         "" => Ok(answer),
         "not retained" => Ok(AttemptResponse { kept: None, ..answer }),
         "with retry-after" => Ok(AttemptResponse { retry_after: true, ..answer }),
-        other => Err(format!("nobody finishes `{other}`")),
+        other => Err(format!("unknown words `{other}` after the status")),
     }
 }
 
-/// A person's act, for stories that do not care whose.
+/// An operator action for stories in which the operator does not matter.
 pub fn act() -> &'static OperatorAction {
     static ACT: LazyLock<OperatorAction> =
         LazyLock::new(|| OperatorAction::new("ann", "asked to").expect("a name and a reason"));
     &ACT
 }
 
-/// What was found, and when it was so.
+/// Splits evidence into the claim and the instant it is about.
 fn evidence(what: &str, now: Timestamp) -> Result<(&str, Timestamp), String> {
     let Some((what, ago)) = what.split_once(" as of ") else {
         return Ok((what, now));
@@ -703,7 +702,7 @@ fn in_what(words: &str) -> Result<&str, String> {
     words.strip_prefix("in ").map(str::trim).ok_or_else(|| format!("in how long? `{words}`"))
 }
 
-/// `31s`, `1h`, `250ms`.
+/// Parses durations such as `31s`, `1h` and `250ms`.
 fn duration(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let number: u64 = digits.parse().map_err(|_| format!("`{text}` is no duration"))?;
@@ -718,16 +717,16 @@ fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// The line without its remarks.
+/// Strips remarks from a line.
 fn remark_free(line: &str) -> &str {
     let line = line.split('#').next().unwrap_or_default();
     line.split(" (").next().unwrap_or_default().trim()
 }
 
-/// The contract's defaults, with a lease that is easy to step over.
+/// The contract's defaults, with a lease of 30s.
 fn default_policy() -> Policy {
     Policy { lease: Duration::from_secs(30), ..Policy::default() }
 }
 
-/// Between two looks of the reconciler, where a story does not say.
+/// Pause between two lookups of the reconciler, unless a story sets it.
 const SETTLE: Duration = Duration::from_secs(60);

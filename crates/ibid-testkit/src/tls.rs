@@ -1,6 +1,6 @@
-//! A real TLS server before a plain fixture, with certificates made on the spot.
+//! A real TLS server in front of a plain fixture, with certificates made at run time.
 //!
-//! It ends TLS and passes the bytes on, so every directive of the fixture works behind it.
+//! It terminates TLS and passes the bytes on, so every directive of the fixture works behind it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,44 +23,44 @@ pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 /// A certificate and its key, in PEM.
 #[derive(Clone, Debug)]
 pub struct TlsIdentity {
-    /// The certificate.
+    /// The certificate, in PEM.
     pub certificate_pem: String,
-    /// Its private key.
+    /// Its private key, in PEM.
     pub key_pem: String,
 }
 
 impl Authority {
-    /// Makes an authority of its own.
+    /// Makes a new authority.
     #[expect(clippy::new_without_default, reason = "each is another one")]
     pub fn new() -> Authority {
         let mut params = CertificateParams::new(vec![]).expect("parameters");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        // Two authorities of one name would be taken for each other, and then fail in another way.
+        // A client would confuse two authorities of one name, and then fail in a different way.
         let nth = AUTHORITIES.fetch_add(1, Ordering::Relaxed);
         params.distinguished_name.push(DnType::CommonName, format!("authority {nth}"));
         let key = KeyPair::generate().expect("a key");
         Authority(CertifiedIssuer::self_signed(params, key).expect("an authority"))
     }
 
-    /// The authority's own certificate.
+    /// Returns the authority's certificate.
     pub fn pem(&self) -> String {
         self.0.pem()
     }
 
-    /// A certificate for these names and addresses, valid now.
+    /// Issues a certificate for these names and addresses, valid now.
     pub fn certificate(&self, names: &[&str]) -> TlsIdentity {
-        self.signed(names, |_| {})
+        self.sign(names, |_| {})
     }
 
-    /// A certificate whose last day was in 2021.
+    /// Issues a certificate whose last day was in 2021.
     pub fn expired_certificate(&self, names: &[&str]) -> TlsIdentity {
-        self.signed(names, |params| {
+        self.sign(names, |params| {
             params.not_before = rcgen::date_time_ymd(2020, 1, 1);
             params.not_after = rcgen::date_time_ymd(2021, 1, 1);
         })
     }
 
-    fn signed(&self, names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> TlsIdentity {
+    fn sign(&self, names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> TlsIdentity {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let mut params = CertificateParams::new(names).expect("parameters");
         change(&mut params);
@@ -72,16 +72,16 @@ impl Authority {
 
 static AUTHORITIES: AtomicUsize = AtomicUsize::new(0);
 
-/// How a TLS server behaves.
+/// Options of a TLS server.
 #[derive(Default)]
 pub struct TlsOptions<'a> {
-    /// Protocols it takes (ALPN), its favourite first; none: it does not answer that question.
+    /// Protocols it takes (ALPN), its favourite first; if empty, it does not negotiate ALPN.
     pub alpn: &'a [&'a str],
-    /// Demand a client certificate of this authority.
+    /// Requires a client certificate of this authority.
     pub clients_of: Option<&'a Authority>,
-    /// Nothing newer than TLS 1.2.
+    /// Offers nothing newer than TLS 1.2.
     pub tls12: bool,
-    /// Send no session tickets.
+    /// Sends no session tickets.
     pub ticketless: bool,
 }
 
@@ -94,7 +94,7 @@ pub struct TlsFront {
 }
 
 impl TlsFront {
-    /// Starts on a free loopback port, before the server at `behind`.
+    /// Starts on a free loopback port, in front of the server at `behind`.
     pub async fn start(behind: SocketAddr, identity: &TlsIdentity, options: TlsOptions<'_>) -> TlsFront {
         let acceptor = TlsAcceptor::from(Arc::new(server_config(identity, &options)));
         let (addr, listener) = ReservedPort::port().listen();
@@ -117,7 +117,7 @@ impl TlsFront {
         TlsFront { addr, handshakes, serving }
     }
 
-    /// Where it listens.
+    /// Returns the address that it listens on.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
@@ -127,7 +127,7 @@ impl TlsFront {
         format!("https://{}", self.addr)
     }
 
-    /// How many handshakes were completed on its side.
+    /// Returns how many handshakes it completed.
     pub fn handshakes(&self) -> usize {
         self.handshakes.load(Ordering::SeqCst)
     }

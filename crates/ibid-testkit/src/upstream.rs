@@ -1,29 +1,29 @@
 //! The fixture upstream: a real HTTP/1.1 server that counts what it executes and misbehaves on demand.
 //!
 //! It is written on raw sockets, because the faults that matter to a gateway happen below HTTP: a reset
-//! within the answer's head, a pooled connection closed in silence. It knows nothing of ibid.
-//! It is longer than most files, so that a directive's row, its reading and its effect stand together.
+//! within the head of a response, a pooled connection closed without notice. It does not depend on ibid.
+//! It is longer than most files, so that each directive's row, its parsing and its effect are together.
 //!
-//! How a request is treated is said in its `x-fixture` field, or else by [`Upstream::behave`], as directives
-//! joined by `;`:
+//! The `x-fixture` field of a request says how to treat it; without one, [`Upstream::behave`] does. Both take
+//! directives joined by `;`:
 //!
 //! | directive | effect |
 //! | --- | --- |
-//! | `status=201` `body=text` `bytes=N` `header=Name: value` | the answer; `bytes` is a body of N bytes |
+//! | `status=201` `body=text` `bytes=N` `header=Name: value` | the response; `bytes` is a body of N bytes |
 //! | `echo` | the body is the request as JSON: method, path, query, headers, body |
 //! | `retry-after=N` | add the field |
 //! | `odd` | repeated lines, a value that is no UTF-8, `Connection: x-a` with `X-A`, cookies, hop-by-hop fields |
-//! | `chunked` `trailers` `until-close` | the answer's framing, instead of a `Content-Length` |
-//! | `events` | a `text/event-stream`, or of the type that `header` gives, that says one event and stays open until the gate lets it end |
+//! | `chunked` `trailers` `until-close` | the response's framing, instead of a `Content-Length` |
+//! | `events` | a `text/event-stream`, or the type that `header` gives: sends one event and stays open until the gate lets it end |
 //! | `upgrade` | `101`, then every byte comes back |
-//! | `gate` `delay=MS` | answer when the gate lets it, or later |
-//! | `cut=unread` | close without reading: the body, or as default the connection's first byte |
-//! | `cut=read` `cut=head` `cut=body` `cut=chunk` | close before the answer, within its head, body, last chunk |
-//! | `cut=after` `cut=next` | close in silence after the answer, or on the next request's first byte |
+//! | `gate` `delay=MS` | respond when the gate opens, or after a delay |
+//! | `cut=unread` | close before reading: the body, or as default the connection's first byte |
+//! | `cut=read` `cut=head` `cut=body` `cut=chunk` | close before the response, within its head, body, last chunk |
+//! | `cut=after` `cut=next` | close without notice after the response, or on the next request's first byte |
 //! | `rst` | close with RST instead of FIN |
-//! | `garbage` | answer with bytes that are no HTTP, and close |
+//! | `garbage` | respond with bytes that are no HTTP, and close |
 //! | `pause=MS` | wait before a close, so that the peer has read what was sent |
-//! | `once` | the rest holds for the first execution of this target; later ones are answered with a plain 201 |
+//! | `once` | the rest applies to the first execution of this target; later ones get a plain 201 |
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -51,7 +51,7 @@ impl Upstream {
         ReservedPort::port().start()
     }
 
-    /// Where it listens.
+    /// Returns the address that it listens on.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
@@ -61,55 +61,55 @@ impl Upstream {
         format!("http://{}", self.addr)
     }
 
-    /// How requests without an `x-fixture` field are treated from now on. Panics on a bad directive.
+    /// Sets how requests without an `x-fixture` field are treated from now on. Panics on a bad directive.
     pub fn behave(&self, directives: &str) {
         self.ledger.behave(Behaviour::parse(directives).unwrap_or_else(|e| panic!("{e}")));
     }
 
-    /// How often requests with this key were executed, that is, read to their end.
+    /// Returns how often requests with this key were executed, that is, read to their end.
     pub fn executions(&self, key: &str) -> usize {
         self.ledger.tally().per_key.get(key).copied().unwrap_or_default()
     }
 
-    /// How often this target was executed, with whatever key; as far back as the log goes.
+    /// Returns how often this target was executed, with any key; as far back as the log goes.
     pub fn executions_of(&self, target: &str) -> usize {
         self.ledger.executions_of(target)
     }
 
-    /// How many requests were executed in all.
+    /// Returns the number of executed requests.
     pub fn total(&self) -> usize {
         self.ledger.tally().total
     }
 
-    /// How many requests had their head read. More than [`Upstream::total`] when bodies were cut.
+    /// Returns how many requests had their head read: more than [`Upstream::total`] when bodies were cut.
     pub fn deliveries_begun(&self) -> usize {
         self.ledger.tally().begun
     }
 
-    /// All the counts at this moment.
+    /// Returns all the counts at this moment.
     pub fn tally(&self) -> Tally {
         self.ledger.tally()
     }
 
-    /// Wait until the counts satisfy `enough`; panics if they do not within half a minute.
+    /// Waits until the counts satisfy `enough`; panics if they do not within half a minute.
     pub async fn until(&self, enough: impl FnMut(&Tally) -> bool) -> Tally {
         self.ledger.until(enough).await
     }
 
-    /// What was executed, oldest first; the newest thousand or so.
+    /// Returns the executed requests, oldest first: the newest thousand or so.
     pub fn requests(&self) -> Vec<SeenRequest> {
         self.ledger.requests()
     }
 
-    /// What requests told to `gate` wait on.
+    /// The gate that requests with the directive `gate` wait at.
     pub fn gate(&self) -> &RunGate {
         &self.ledger.gate
     }
 
-    /// Stop and keep the port, on which connections are refused until it is started again.
+    /// Stops and keeps the port, on which connections are refused until it is started again.
     pub async fn stop(mut self) -> ReservedPort {
         self.serving.abort();
-        // Only once the task is gone is its listener closed, and the port free for us to bind.
+        // The listener is closed only once the task has ended. Then the port is free for us to bind.
         let _ = (&mut self.serving).await;
         ReservedPort::bind(self.addr)
     }
@@ -121,7 +121,7 @@ impl Drop for Upstream {
     }
 }
 
-/// A port that is ours and on which nobody listens: connecting is refused, and no other test can take it.
+/// A port that we hold and do not listen on: connecting is refused, and no other test can take it.
 #[derive(Debug)]
 pub struct ReservedPort {
     addr: SocketAddr,
@@ -129,12 +129,12 @@ pub struct ReservedPort {
 }
 
 impl ReservedPort {
-    /// Reserve a free loopback port.
+    /// Reserves a free loopback port.
     pub fn port() -> ReservedPort {
         ReservedPort::bind((Ipv4Addr::LOCALHOST, 0).into())
     }
 
-    /// Where connections are refused for now.
+    /// Returns the address at which connections are refused for now.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
@@ -144,7 +144,7 @@ impl ReservedPort {
         format!("http://{}", self.addr)
     }
 
-    /// Start listening.
+    /// Starts listening on the reserved port.
     pub fn start(self) -> Upstream {
         let (addr, listener) = self.listen();
         let ledger = Arc::new(Ledger::default());
@@ -165,12 +165,12 @@ impl ReservedPort {
     }
 }
 
-/// The counts a fixture keeps.
+/// The counts that a fixture keeps.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
-    /// Connections accepted.
+    /// Number of connections accepted.
     pub connections: usize,
-    /// Connections the fixture is done with, whoever closed them.
+    /// Connections that have ended, whichever side closed them.
     pub closed: usize,
     /// Requests whose head was read.
     pub begun: usize,
@@ -180,12 +180,12 @@ pub struct Tally {
     pub held: usize,
     /// Requests refused without being executed (HTTP/2 only).
     pub refused: usize,
-    /// Executions per key. Not bounded: it is what a load run is checked with.
+    /// Executions per key. Not bounded: load runs are checked with it.
     pub per_key: BTreeMap<String, usize>,
 }
 
 impl Tally {
-    /// The keys executed more than once: what ibid is there to prevent.
+    /// Returns the keys executed more than once: what ibid exists to prevent.
     pub fn repeated(&self) -> Vec<&str> {
         self.per_key.iter().filter(|(_, n)| **n > 1).map(|(key, _)| key.as_str()).collect()
     }
@@ -194,32 +194,32 @@ impl Tally {
 /// One request as it arrived.
 #[derive(Clone, Debug)]
 pub struct SeenRequest {
-    /// The method.
+    /// The method, as it was sent.
     pub method: String,
     /// Path and query as sent.
     pub target: String,
     /// The field lines, in order.
     pub headers: Fields,
-    /// The body; of a huge one only the beginning.
+    /// The body; of a huge one only the start.
     pub body: Vec<u8>,
     /// The trailer lines of a chunked request.
     pub trailers: Fields,
-    /// On which connection it came; the first is 1.
+    /// Number of the connection it arrived on; the first is 1.
     pub connection: usize,
 }
 
 impl SeenRequest {
-    /// The first field of that name, as text.
+    /// Returns the first field of that name, as text.
     pub fn header(&self, name: &str) -> Option<String> {
         self.header_lines(name).into_iter().next()
     }
 
-    /// Every field of that name, in order, as text.
+    /// Returns every field of that name, in order, as text.
     pub fn header_lines(&self, name: &str) -> Vec<String> {
         lines_named(&self.headers, name).map(|v| String::from_utf8_lossy(v).into_owned()).collect()
     }
 
-    /// The key it carried, quoted or bare; without a body it comes in another field.
+    /// Returns the key it carried, quoted or bare; a request without a body carries it in another field.
     pub fn key(&self) -> Option<String> {
         self.header("idempotency-key")
             .or_else(|| self.header("ibid-key"))
@@ -237,30 +237,30 @@ impl SeenRequest {
     }
 }
 
-/// Holds requests until the test lets them go, so that no test has to sleep.
+/// Blocks requests until the test releases them, so that no test has to sleep.
 #[derive(Debug)]
 pub struct RunGate(Semaphore);
 
 impl RunGate {
-    /// Let `n` requests pass, now or when they come.
+    /// Lets `n` requests pass, now or when they arrive.
     pub fn release(&self, n: usize) {
         self.0.add_permits(n);
     }
 
-    /// Let everything pass from now on.
+    /// Lets every request pass from now on.
     pub fn open(&self) {
         self.0.close();
     }
 
     async fn pass(&self) {
-        // An error means the gate was opened for good.
+        // An error means that the gate was opened permanently.
         if let Ok(permit) = self.0.acquire().await {
             permit.forget();
         }
     }
 }
 
-/// What connections of one fixture share, and what its owner asks about.
+/// State shared by the connections of one fixture, which its owner can query.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     tally: watch::Sender<Tally>,
@@ -298,18 +298,18 @@ impl Ledger {
         }
     }
 
-    /// Put down a request that was read to its end.
-    pub(crate) fn executed(&self, mut seen: SeenRequest) {
-        let key = seen.key();
-        seen.body.truncate(BODY_KEPT_MAX);
+    /// Logs a request that was read to its end.
+    pub(crate) fn log_executed(&self, mut request: SeenRequest) {
+        let key = request.key();
+        request.body.truncate(BODY_KEPT_MAX);
         {
             let mut log = self.log.lock().expect("no one panics with the log");
             if log.len() == LOG_MAX {
                 log.pop_front();
             }
-            log.push_back(seen);
+            log.push_back(request);
         }
-        // After the log, so that whoever waits for the count finds the request in it.
+        // After the log, so that a test that waits for the count finds the request in it.
         self.count(|tally| {
             tally.total += 1;
             if let Some(key) = key {
@@ -322,13 +322,13 @@ impl Ledger {
         self.log.lock().expect("no one panics with the log").iter().cloned().collect()
     }
 
-    /// How often this target was executed, as far back as the log goes.
+    /// Returns how often this target was executed, as far back as the log goes.
     fn executions_of(&self, target: &str) -> usize {
         self.log
             .lock()
             .expect("no one panics with the log")
             .iter()
-            .filter(|seen| seen.target == target)
+            .filter(|request| request.target == target)
             .count()
     }
 
@@ -340,8 +340,8 @@ impl Ledger {
         self.behaviour.lock().expect("no one panics with it").clone()
     }
 
-    /// What this request asks for, else the default. A directive with a typo must not pass as a default
-    /// answer, so it becomes an answer no test expects.
+    /// Returns the behaviour that this request asks for, else the default. A directive with a typo must not pass as a
+    /// default response, so it becomes a response that no test expects.
     pub(crate) fn behaviour_for(&self, headers: &Fields) -> Behaviour {
         let Some(asked) = lines_named(headers, "x-fixture").next() else { return self.behaviour() };
         Behaviour::parse(&String::from_utf8_lossy(asked)).unwrap_or_else(|problem| Behaviour {
@@ -367,7 +367,7 @@ impl Ledger {
     }
 }
 
-/// The directives of the table at the top of this file, read.
+/// The parsed directives of the table at the top of this file.
 #[derive(Clone, Debug)]
 pub(crate) struct Behaviour {
     pub(crate) status: u16,
@@ -382,7 +382,7 @@ pub(crate) struct Behaviour {
     garbage: bool,
     pause: Duration,
     once: bool,
-    /// Words this server does not know but the HTTP/2 one does.
+    /// A directive that only the HTTP/2 server knows.
     pub(crate) h2: Option<String>,
 }
 
@@ -461,7 +461,7 @@ impl Behaviour {
             "garbage" => self.garbage = true,
             "pause" => self.pause = Duration::from_millis(value.parse().ok()?),
             "once" => self.once = true,
-            "cut" => self.cut = Some(Cut::named(value)?),
+            "cut" => self.cut = Some(Cut::parse(value)?),
             "refuse" | "goaway" | "reset" => self.h2 = Some(directive.to_owned()),
             _ => return None,
         }
@@ -470,7 +470,7 @@ impl Behaviour {
 }
 
 impl Cut {
-    fn named(word: &str) -> Option<Cut> {
+    fn parse(word: &str) -> Option<Cut> {
         Some(match word {
             "unread" => Cut::Unread,
             "read" => Cut::Read,
@@ -500,7 +500,7 @@ async fn accept(listener: TcpListener, ledger: Arc<Ledger>) {
     }
 }
 
-/// Serve one connection until either side has had enough of it. The socket is closed on return.
+/// Serves one connection until either side ends it. The socket is closed on return.
 async fn converse(stream: TcpStream, number: usize, ledger: &Ledger) {
     let _ = stream.set_nodelay(true);
     let default = ledger.behaviour();
@@ -526,21 +526,26 @@ async fn converse(stream: TcpStream, number: usize, ledger: &Ledger) {
             return;
         }
         let (body, trailers) = (payload.body, payload.trailers);
-        let seen = SeenRequest { method, target, headers, body, trailers, connection: number };
-        ledger.executed(seen.clone());
-        if behaviour.once && ledger.executions_of(&seen.target) > 1 {
+        let request = SeenRequest { method, target, headers, body, trailers, connection: number };
+        ledger.log_executed(request.clone());
+        if behaviour.once && ledger.executions_of(&request.target) > 1 {
             behaviour = Behaviour { status: 201, ..Behaviour::default() };
         }
         ledger.hold(&behaviour).await;
-        if answer(&mut wire, &behaviour, &seen, ledger).await.is_none() {
+        if answer(&mut wire, &behaviour, &request, ledger).await.is_none() {
             tokio::time::sleep(behaviour.pause).await;
             return close(wire.stream, behaviour.rst);
         }
     }
 }
 
-/// Answer as told; `None` when the connection is to be closed.
-async fn answer(wire: &mut Wire, behaviour: &Behaviour, seen: &SeenRequest, ledger: &Ledger) -> Option<()> {
+/// Responds as `behaviour` says; `None` if the connection is to be closed.
+async fn answer(
+    wire: &mut Wire,
+    behaviour: &Behaviour,
+    request: &SeenRequest,
+    ledger: &Ledger,
+) -> Option<()> {
     if behaviour.cut == Some(Cut::Read) {
         return None;
     }
@@ -548,14 +553,14 @@ async fn answer(wire: &mut Wire, behaviour: &Behaviour, seen: &SeenRequest, ledg
         wire.stream.write_all(GARBAGE).await.ok()?;
         return None;
     }
-    let (head, payload) = encode(behaviour, seen);
+    let (head, payload) = encode(behaviour, request);
     let stream = &mut wire.stream;
     match behaviour.cut {
         Some(Cut::Head) => {
             stream.write_all(&head[..head.len() / 2]).await.ok()?;
             return None;
         }
-        // Cut::Chunk has its last chunk left out by `encode`, so here it looks whole.
+        // For `Cut::Chunk`, `encode` leaves out the last chunk, so the payload is written whole here.
         Some(Cut::Body) => {
             stream.write_all(&[&head[..], &payload[..payload.len() / 2]].concat()).await.ok()?;
             return None;
@@ -580,14 +585,14 @@ async fn answer(wire: &mut Wire, behaviour: &Behaviour, seen: &SeenRequest, ledg
     }
     match behaviour.cut {
         Some(Cut::After) if !behaviour.rst => {
-            // Until the peer has closed too, so that `closed` in the tally says it has found out. A peer
-            // that sends instead has its bytes thrown away with the socket.
+            // Wait until the peer has closed too, so that `closed` in the tally means that the peer has noticed. A peer
+            // that sends instead has its bytes dropped with the socket.
             let _ = wire.stream.shutdown().await;
             let _ = wire.read_some(1).await;
             None
         }
         Some(Cut::Next) => {
-            // Peeking leaves the byte unread, so the kernel closes with RST whatever we ask for.
+            // Peeking leaves the byte unread, so the kernel always closes with RST.
             let _ = wire.stream.peek(&mut [0]).await;
             None
         }
@@ -597,12 +602,12 @@ async fn answer(wire: &mut Wire, behaviour: &Behaviour, seen: &SeenRequest, ledg
     }
 }
 
-/// The answer as bytes, head and payload apart so that either can be cut.
-fn encode(behaviour: &Behaviour, seen: &SeenRequest) -> (Vec<u8>, Vec<u8>) {
+/// Encodes the response. Head and payload are separate, so that either can be cut.
+fn encode(behaviour: &Behaviour, request: &SeenRequest) -> (Vec<u8>, Vec<u8>) {
     let (body, framing) = match (&behaviour.body, behaviour.cut) {
         (Body::Events, _) => (FIRST_EVENT.to_vec(), Frame::Chunked { trailers: false }),
-        (body, Some(Cut::Chunk)) => (content(body, seen), Frame::Chunked { trailers: false }),
-        (body, _) => (content(body, seen), behaviour.framing),
+        (body, Some(Cut::Chunk)) => (content(body, request), Frame::Chunked { trailers: false }),
+        (body, _) => (content(body, request), behaviour.framing),
     };
     let mut head = format!("HTTP/1.1 {} Fixture\r\n", behaviour.status).into_bytes();
     put_fields(&mut head, &behaviour.headers);
@@ -624,7 +629,7 @@ fn encode(behaviour: &Behaviour, seen: &SeenRequest) -> (Vec<u8>, Vec<u8>) {
         _ => {}
     }
     head.extend_from_slice(b"\r\n");
-    if bodiless || seen.method == "HEAD" {
+    if bodiless || request.method == "HEAD" {
         return (head, Vec::new());
     }
     let Frame::Chunked { trailers } = framing else { return (head, body) };
@@ -637,10 +642,10 @@ fn encode(behaviour: &Behaviour, seen: &SeenRequest) -> (Vec<u8>, Vec<u8>) {
     (head, payload)
 }
 
-pub(crate) fn content(body: &Body, seen: &SeenRequest) -> Vec<u8> {
+pub(crate) fn content(body: &Body, request: &SeenRequest) -> Vec<u8> {
     match body {
         Body::Given(bytes) => bytes.clone(),
-        Body::Echo => seen.to_json(),
+        Body::Echo => request.to_json(),
         Body::Events => FIRST_EVENT.to_vec(),
     }
 }
@@ -662,7 +667,7 @@ fn after_first_line(head: &[u8]) -> &[u8] {
     &head[end..]
 }
 
-/// Fields a gateway gets wrong: see `odd` in the table above.
+/// Returns fields that a gateway gets wrong: see `odd` in the table above.
 fn odd_headers() -> Fields {
     let lines: [(&str, &[u8]); 13] = [
         ("Link", b"</a>; rel=\"next\""),
@@ -685,19 +690,19 @@ fn odd_headers() -> Fields {
 const FIRST_EVENT: &[u8] = b"data: 1\n\n";
 const LAST_EVENT: &[u8] = b"data: 2\n\n";
 
-/// What a program says that was never meant to speak HTTP.
+/// Output of a program that does not speak HTTP.
 const GARBAGE: &[u8] = b"\x00\x01\x02 not HTTP at all\r\n\r\n";
 
-/// How many connections may wait to be accepted: load runs open some hundred at once.
+/// Connections that may wait to be accepted: load runs open some hundred at once.
 const BACKLOG: u32 = 1024;
 
-/// How many requests the log keeps. No test looks further back, and a load run must not fill memory.
+/// Number of requests in the log. No test looks further back, and a load run must not fill memory.
 const LOG_MAX: usize = 1024;
 
-/// How much of each body the log keeps: the whole of what tests compare.
+/// Bytes of each body in the log: all that tests compare.
 const BODY_KEPT_MAX: usize = 1 << 20;
 
-/// How long a test waits for a count: only a real hang meets it.
+/// Time that a test waits for a count: only a real hang reaches it.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
@@ -727,7 +732,7 @@ mod tests {
     #[tokio::test]
     async fn each_cut_is_seen_where_it_was_made() {
         let upstream = Upstream::start().await;
-        for (fixture, seen) in [
+        for (fixture, expected) in [
             ("cut=unread", None),
             ("cut=read", None),
             ("cut=read;rst", None),
@@ -741,8 +746,8 @@ mod tests {
         ] {
             let mut client = Client::connect(upstream.addr()).await;
             let answer = client.try_call(&TestRequest::post("/").fixture(fixture)).await;
-            let got = answer.map(|a| (a.cut, a.text()));
-            assert_eq!(got, seen.map(|(cut, text)| (cut, text.to_owned())), "{fixture}");
+            let outcome = answer.map(|a| (a.cut, a.text()));
+            assert_eq!(outcome, expected.map(|(cut, text)| (cut, text.to_owned())), "{fixture}");
         }
         assert_eq!((upstream.deliveries_begun(), upstream.total()), (10, 9));
     }

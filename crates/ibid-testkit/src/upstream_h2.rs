@@ -1,7 +1,7 @@
 //! The fixture upstream for HTTP/2 with prior knowledge: it refuses, resets and goes away on demand.
 //!
-//! Built on the `h2` crate, except for GOAWAY: `h2` only ever names the last stream it has seen, and the
-//! tests need one below it. So that frame is written by hand on a second handle to the socket.
+//! Built on the `h2` crate, except for GOAWAY: `h2` only ever names the last stream it has seen, and the tests need
+//! one below it. That frame is written by hand on a second handle to the socket.
 //!
 //! Directives in `x-fixture`, next to `status`, `body`, `bytes`, `header`, `echo`, `gate` and `delay` of
 //! [`crate::upstream`]:
@@ -9,7 +9,7 @@
 //! | directive | effect |
 //! | --- | --- |
 //! | `refuse` | RST_STREAM with REFUSED_STREAM before the body is read; counts as `refused`, not as executed |
-//! | `goaway=below` | GOAWAY whose last stream is the one before this; what follows on the connection is `refused` |
+//! | `goaway=below` | GOAWAY whose last stream is the one before this; later requests on the connection are `refused` |
 //! | `goaway=at` | read the request, GOAWAY whose last stream is the newest accepted, then close |
 //! | `reset=internal` `reset=cancel` | read the request, then RST_STREAM with that code |
 
@@ -35,7 +35,7 @@ pub struct UpstreamH2 {
 }
 
 impl UpstreamH2 {
-    /// Start on a free loopback port.
+    /// Starts on a free loopback port.
     pub async fn start() -> UpstreamH2 {
         let (addr, listener) = ReservedPort::port().listen();
         let ledger = Arc::new(Ledger::default());
@@ -43,7 +43,7 @@ impl UpstreamH2 {
         UpstreamH2 { addr, ledger, serving }
     }
 
-    /// Where it listens.
+    /// Returns the address that it listens on.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
@@ -53,32 +53,32 @@ impl UpstreamH2 {
         format!("http://{}", self.addr)
     }
 
-    /// How often requests with this key were executed, that is, read to their end.
+    /// Returns how often requests with this key were executed, that is, read to their end.
     pub fn executions(&self, key: &str) -> usize {
         self.tally().per_key.get(key).copied().unwrap_or_default()
     }
 
-    /// How many requests were executed in all.
+    /// Returns the number of executed requests.
     pub fn total(&self) -> usize {
         self.tally().total
     }
 
-    /// All the counts at this moment.
+    /// Returns all the counts at this moment.
     pub fn tally(&self) -> Tally {
         self.ledger.tally()
     }
 
-    /// Wait until the counts satisfy `enough`; panics if they do not within half a minute.
+    /// Waits until the counts satisfy `enough`; panics if they do not within half a minute.
     pub async fn until(&self, enough: impl FnMut(&Tally) -> bool) -> Tally {
         self.ledger.until(enough).await
     }
 
-    /// What was executed, oldest first; the newest thousand or so.
+    /// Returns the executed requests, oldest first: the newest thousand or so.
     pub fn requests(&self) -> Vec<SeenRequest> {
         self.ledger.requests()
     }
 
-    /// What requests told to `gate` wait on.
+    /// The gate that requests with the directive `gate` wait at.
     pub fn gate(&self) -> &RunGate {
         &self.ledger.gate
     }
@@ -110,18 +110,18 @@ async fn converse(stream: TcpStream, ledger: &Arc<Ledger>) -> Result<(), h2::Err
     let (stream, mut by_hand) = two_handles(stream);
     let number = ledger.tally().connections;
     let mut connection = h2::server::handshake(stream).await?;
-    // Streams are served beside the connection, which must be polled for their frames to move. Dropped
-    // with it, so that nothing of a closed connection lives on.
+    // Streams are served on tasks, because the connection must be polled for their frames to move. The tasks are
+    // dropped with it, so that no stream outlives its connection.
     let mut streams = JoinSet::new();
-    // What a truthful GOAWAY names: every stream up to it may have been executed.
+    // The stream that a truthful GOAWAY names: every stream up to it may have been executed.
     let mut newest = 0;
-    // What comes after it was said to be lost must not be executed, or the frame would have lied.
+    // Set once a GOAWAY declared later streams lost. Executing one of them would make the frame untrue.
     let mut gone = false;
     loop {
         let accepted = tokio::select! {
             accepted = connection.accept() => accepted,
             Some(served) = streams.join_next() => {
-                // `goaway=at`: the frame first, then the connection goes with our return.
+                // `goaway=at`: the frame first, then our return closes the connection.
                 if let Ok(Some(GoAway)) = served {
                     let _ = by_hand.write_all(&goaway_frame(newest)).await;
                     return Ok(());
@@ -139,7 +139,7 @@ async fn converse(stream: TcpStream, ledger: &Arc<Ledger>) -> Result<(), h2::Err
             gone = true;
         }
         if gone {
-            // Held, not dropped: a dropped stream is reset, and the reset would race the GOAWAY.
+            // Kept, not dropped: a dropped stream is reset, and the reset would race the GOAWAY.
             streams.spawn(async move {
                 std::future::pending::<()>().await;
                 drop((request, respond));
@@ -162,7 +162,7 @@ async fn converse(stream: TcpStream, ledger: &Arc<Ledger>) -> Result<(), h2::Err
     }
 }
 
-/// The connection is to go away, with all streams it has accepted.
+/// Tells the connection to close, with all streams it has accepted.
 struct GoAway;
 
 async fn serve(
@@ -182,29 +182,33 @@ async fn serve(
     }
     let target = head.uri.path_and_query().map_or("*", |it| it.as_str()).to_owned();
     let method = head.method.to_string();
-    let seen = SeenRequest { method, target, headers, body, trailers: Vec::new(), connection };
-    ledger.executed(seen.clone());
+    let logged = SeenRequest { method, target, headers, body, trailers: Vec::new(), connection };
+    ledger.log_executed(logged.clone());
     ledger.hold(&behaviour).await;
     match behaviour.h2.as_deref() {
         Some("goaway=at") => return Some(GoAway),
         Some("reset=internal") => respond.send_reset(Reason::INTERNAL_ERROR),
         Some("reset=cancel") => respond.send_reset(Reason::CANCEL),
         Some(_) => respond.send_reset(Reason::PROTOCOL_ERROR),
-        None => answer(&mut respond, &behaviour, &seen).await?,
+        None => answer(&mut respond, &behaviour, &logged).await?,
     }
     None
 }
 
-async fn answer(respond: &mut SendResponse<Bytes>, behaviour: &Behaviour, seen: &SeenRequest) -> Option<()> {
+async fn answer(
+    respond: &mut SendResponse<Bytes>,
+    behaviour: &Behaviour,
+    logged: &SeenRequest,
+) -> Option<()> {
     let mut response = Response::new(());
     *response.status_mut() = behaviour.status.try_into().ok()?;
     for (name, value) in &behaviour.headers {
         let name = HeaderName::from_bytes(name).ok()?;
         response.headers_mut().append(name, HeaderValue::from_bytes(value).ok()?);
     }
-    let mut body = Bytes::from(content(&behaviour.body, seen));
+    let mut body = Bytes::from(content(&behaviour.body, logged));
     let mut stream = respond.send_response(response, body.is_empty()).ok()?;
-    // In steps of what the peer's window allows, or a big body would sit in memory twice.
+    // In steps that fit the peer's window, or a big body would be in memory twice.
     while !body.is_empty() {
         stream.reserve_capacity(body.len());
         let room = std::future::poll_fn(|cx| stream.poll_capacity(cx)).await?.ok()?;
@@ -218,7 +222,7 @@ fn fields_of(request: &Request<RecvStream>) -> crate::client::Fields {
     request.headers().iter().map(|(n, v)| (n.as_str().as_bytes().to_vec(), v.as_bytes().to_vec())).collect()
 }
 
-/// The socket for `h2`, and the same socket again for the frame `h2` would not write.
+/// Returns the socket for `h2`, and a second handle on it for the frame that `h2` would not write.
 fn two_handles(stream: TcpStream) -> (TcpStream, TcpStream) {
     let first = stream.into_std().expect("a socket without pending use");
     let second = first.try_clone().expect("a second handle");
@@ -226,7 +230,7 @@ fn two_handles(stream: TcpStream) -> (TcpStream, TcpStream) {
     (tokio(first), tokio(second))
 }
 
-/// RFC 9113, 6.8: length 8, type 7, no flags, stream 0, then the last stream and NO_ERROR.
+/// Encodes a GOAWAY (RFC 9113, 6.8): length 8, type 7, no flags, stream 0, then the last stream and NO_ERROR.
 fn goaway_frame(last_stream: u32) -> Vec<u8> {
     let mut frame = vec![0, 0, 8, 7, 0, 0, 0, 0, 0];
     frame.extend_from_slice(&last_stream.to_be_bytes());

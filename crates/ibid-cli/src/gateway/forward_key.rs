@@ -37,7 +37,7 @@ impl KeyChange {
     }
 }
 
-fn change(guarded: &Guarded, headers: &HeaderMap, has_body: bool) -> KeyChange {
+fn change(guarded: &GuardedRequest, headers: &HeaderMap, has_body: bool) -> KeyChange {
     let policy = &guarded.policy;
     let leave = || LEAVE_TO_RESEND.into_iter().map(HeaderName::from_static);
     let key_fields = || leave().chain(policy.key_from.header_names().filter_map(|name| name.parse().ok()));
@@ -66,7 +66,7 @@ fn read_alike(one: &str, other: &str) -> bool {
 }
 
 /// Returns the key as the client wrote it in its field, quoted or bare; or the key itself if it came in the body.
-fn key_as_sent(guarded: &Guarded, headers: &HeaderMap) -> Option<HeaderValue> {
+fn key_as_sent(guarded: &GuardedRequest, headers: &HeaderMap) -> Option<HeaderValue> {
     let is_key = |line: &&HeaderValue| {
         let read = Key::from_lines([line.as_bytes()], KeyForm::QuotedOrBare);
         matches!(read, Ok(Some(key)) if key == guarded.key)

@@ -21,7 +21,7 @@ fn because(reason: &str) -> OperatorAction {
     OperatorAction::new("ann", reason).expect("a name and a reason")
 }
 
-/// Differences between their lines with these keys and ours, which has `a`.
+/// Returns the differences between their lines with these keys and ours, which has `a`.
 fn differences(theirs: &[&str]) -> Vec<LedgerDifference> {
     let line = |number, key: &str| LedgerLine {
         number,
@@ -38,20 +38,20 @@ fn differences(theirs: &[&str]) -> Vec<LedgerDifference> {
     comparison.finish().differences
 }
 
-async fn letters(ibid: &Ibid) -> Vec<StoredEffect> {
+async fn load_dead_letters(ibid: &Ibid) -> Vec<StoredEffect> {
     Operator::new(ibid).effects(EffectFilter::default()).await.unwrap().0
 }
 
-async fn each_is_written_once_and_is_a_persons(store: Arc<dyn Store>) {
-    let found = differences(&["a", "x", "a", ""]);
-    assert_eq!(write_dead_letters(&*store, "acme", &found).await.unwrap(), 3);
-    assert_eq!(write_dead_letters(&*store, "acme", &found).await.unwrap(), 0);
-    // Another provider's keys are other keys, and a third of a kind is not its second.
+async fn each_dead_letter_is_written_once(store: Arc<dyn Store>) {
+    let differences_found = differences(&["a", "x", "a", ""]);
+    assert_eq!(write_dead_letters(&*store, "acme", &differences_found).await.unwrap(), 3);
+    assert_eq!(write_dead_letters(&*store, "acme", &differences_found).await.unwrap(), 0);
+    // Another provider's keys are different keys, and a third of a kind is not its second.
     assert_eq!(write_dead_letters(&*store, "other", &differences(&["a", "x"])).await.unwrap(), 1);
     assert_eq!(write_dead_letters(&*store, "acme", &differences(&["a", "a", "a"])).await.unwrap(), 1);
 
     let ibid = Ibid::start(store.clone(), Settings::default()).await.unwrap();
-    let all = letters(&ibid).await;
+    let all = load_dead_letters(&ibid).await;
     assert_eq!(all.len(), 5);
     for letter in &all {
         assert_eq!(
@@ -59,7 +59,7 @@ async fn each_is_written_once_and_is_a_persons(store: Arc<dyn Store>) {
             (EffectState::Dead, DEAD_LETTER_KIND, None)
         );
     }
-    // The gravest comes first.
+    // The most serious one is first.
     let first: serde_json::Value = serde_json::from_slice(&all[0].payload).unwrap();
     assert_eq!(
         (&first["found"], &first["key"], &first["source"]),
@@ -72,11 +72,11 @@ async fn each_is_written_once_and_is_a_persons(store: Arc<dyn Store>) {
     let refused = Operator::new(&ibid).retry(seq, &because("try")).await.unwrap_err();
     assert!(matches!(refused, OperatorError::NothingToMake), "{refused:?}");
     Operator::new(&ibid).discard(seq, &because("refunded by hand")).await.unwrap();
-    let discarded = letters(&ibid).await.into_iter().find(|letter| letter.seq == seq).unwrap();
+    let discarded = load_dead_letters(&ibid).await.into_iter().find(|letter| letter.seq == seq).unwrap();
     assert_eq!(discarded.state, EffectState::Discarded);
-    // What a person has dealt with does not come back with the next comparison.
-    assert_eq!(write_dead_letters(&*store, "acme", &found).await.unwrap(), 0);
-    assert_eq!(letters(&ibid).await.len(), 5);
+    // A dead letter that an operator has handled does not return with the next comparison.
+    assert_eq!(write_dead_letters(&*store, "acme", &differences_found).await.unwrap(), 0);
+    assert_eq!(load_dead_letters(&ibid).await.len(), 5);
 }
 
 fn sqlite(path: &Path) -> Arc<dyn Store> {
@@ -84,9 +84,9 @@ fn sqlite(path: &Path) -> Arc<dyn Store> {
 }
 
 #[tokio::test]
-async fn each_letter_is_written_once_and_is_a_persons_on_sqlite() {
+async fn each_dead_letter_is_written_once_on_sqlite() {
     let folder = tempfile::tempdir().unwrap();
-    each_is_written_once_and_is_a_persons(sqlite(&folder.path().join("a.db"))).await;
+    each_dead_letter_is_written_once(sqlite(&folder.path().join("a.db"))).await;
 }
 
 #[tokio::test]
@@ -101,16 +101,22 @@ async fn many_letters_are_written_in_batches() {
 #[tokio::test]
 async fn dead_letters_need_an_outbox_and_a_named_source() {
     let memory = MemoryStore::new(Clock::system());
-    let found = differences(&["x"]);
-    assert!(matches!(write_dead_letters(&memory, "acme", &found).await, Err(DeadLetterError::NoSql)));
+    let differences_found = differences(&["x"]);
+    assert!(matches!(
+        write_dead_letters(&memory, "acme", &differences_found).await,
+        Err(DeadLetterError::NoSql)
+    ));
     let folder = tempfile::tempdir().unwrap();
     let store = sqlite(&folder.path().join("a.db"));
-    assert!(matches!(write_dead_letters(&*store, "", &found).await, Err(DeadLetterError::Source(_))));
+    assert!(matches!(
+        write_dead_letters(&*store, "", &differences_found).await,
+        Err(DeadLetterError::Source(_))
+    ));
 }
 
 #[tokio::test]
-async fn each_letter_is_written_once_and_is_a_persons_on_postgres() {
+async fn each_dead_letter_is_written_once_on_postgres() {
     let server = Postgres::shared();
     let store = PostgresStore::open(&server.url(), PostgresOptions::default()).await.unwrap();
-    each_is_written_once_and_is_a_persons(Arc::new(store)).await;
+    each_dead_letter_is_written_once(Arc::new(store)).await;
 }

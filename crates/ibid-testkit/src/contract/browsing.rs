@@ -1,4 +1,4 @@
-//! What an operator asks: list, count, history.
+//! Queries of an operator: list, count, history.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,8 +15,8 @@ use super::{
     replace, telling,
 };
 
-/// By state, tenant, key and prefix, and page by page.
-pub async fn a_list_gives_what_fits_in_the_order_of_ids(subject: &dyn StoreUnderTest) {
+/// Lists by state, tenant, key and prefix, and page by page.
+pub async fn a_list_is_filtered_and_in_the_order_of_ids(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let (ours, theirs) = (format!("ours-{:x}", nonce().0), format!("theirs-{:x}", nonce().0));
     let mut names: Vec<TestRecord> = (0..9).map(|n| TestRecord::of(&ours, &format!("key-{n}"))).collect();
@@ -39,7 +39,7 @@ pub async fn a_list_gives_what_fits_in_the_order_of_ids(subject: &dyn StoreUnder
 
     let mut pages = Vec::new();
     let mut after = None;
-    // Three pages and an empty one; a cursor that does not move must not keep the suite for ever.
+    // Three pages and an empty one; a cursor that does not move must not make the suite loop forever.
     for _ in 0..4 {
         let page = list(&*store, RecordFilter { after, limit: 4, ..of_ours() }).await;
         assert!(page.len() <= 4, "no more than asked");
@@ -54,9 +54,9 @@ pub async fn a_list_gives_what_fits_in_the_order_of_ids(subject: &dyn StoreUnder
         ..RecordFilter::default()
     };
     for digits in [&one.to_string()[..], &one.short(), &one.to_string()[..5]] {
-        let found = list(&*store, prefixed(digits)).await;
-        assert!(found.contains(&one), "a prefix of its id finds it");
-        assert!(found.iter().all(|id| id.to_string().starts_with(digits)), "and nothing else");
+        let matches = list(&*store, prefixed(digits)).await;
+        assert!(matches.contains(&one), "a prefix of its id finds it");
+        assert!(matches.iter().all(|id| id.to_string().starts_with(digits)), "and nothing else");
     }
     let past = RecordFilter { after: Some(one), ..prefixed(&one.to_string()) };
     assert_eq!(list(&*store, past).await, [], "the cursor holds within a prefix");
@@ -65,7 +65,7 @@ pub async fn a_list_gives_what_fits_in_the_order_of_ids(subject: &dyn StoreUnder
     assert_eq!(list(&*store, RecordFilter { limit: 0, ..of_ours() }).await, [], "zero means none");
 }
 
-/// By method, path, route, age and the need of a person, each alone and all together.
+/// Filters by method, path, route, age and dead letter, each alone and all together.
 pub async fn a_list_is_narrowed_by_operation_age_and_dead_letter(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let tenant = format!("narrow-{:x}", nonce().0);
@@ -100,13 +100,17 @@ pub async fn a_list_is_narrowed_by_operation_age_and_dead_letter(subject: &dyn S
     let rest = at(PathPattern::of_route("/pay/{*rest}"));
     assert_eq!(list(&*store, rest).await, sorted(&[&one, &deep]), "all that follow");
     let needy = RecordFilter { dead_letter: true, ..of() };
-    assert_eq!(list(&*store, needy).await, sorted(&[&one, &deep]), "only what a person must look at");
+    assert_eq!(list(&*store, needy).await, sorted(&[&one, &deep]), "only dead letters");
 
     let from = RecordFilter { created_from: Some(odd.created_at), ..of() };
     assert_eq!(list(&*store, from).await, sorted(&[&odd, &one, &deep]), "the instant itself is in");
     let before = RecordFilter { created_before: Some(odd.created_at), ..of() };
     assert_eq!(list(&*store, before).await, [plain.id], "the instant itself is not");
-    assert_eq!(list(&*store, RecordFilter { older_than: Some(LONG), ..of() }).await, [], "nobody is so old");
+    assert_eq!(
+        list(&*store, RecordFilter { older_than: Some(LONG), ..of() }).await,
+        [],
+        "no record is so old"
+    );
     assert_eq!(list(&*store, RecordFilter { older_than: Some(Duration::MAX), ..of() }).await, []);
     subject.advance(TICK).await;
     let aged = RecordFilter { older_than: Some(Duration::from_millis(1)), ..of() };
@@ -121,7 +125,7 @@ pub async fn a_list_is_narrowed_by_operation_age_and_dead_letter(subject: &dyn S
     assert_eq!(list(&*store, all).await, [deep.id], "all of it must fit");
 }
 
-/// Each state by itself, and the dead letters.
+/// Counts each state separately, and the dead letters.
 pub async fn a_count_follows_every_write(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let count = async || store.count().await.expect("a count succeeds");
@@ -152,16 +156,16 @@ pub async fn a_count_follows_every_write(subject: &dyn StoreUnderTest) {
         assert!(since.expect("one in every state") >= Duration::from_millis(1), "since it came: {since:?}");
     }
     assert_eq!(numbers(first), grown([2, 2, 3, 4, 6], 1), "every insert is counted in its state");
-    let stored = load(&*store, name.id).await.expect("it stands");
+    let stored = load(&*store, name.id).await.expect("it exists");
     put(&*store, &replace(&stored.record, draft(&name, State::Completed))).await;
     assert_eq!(numbers(count().await), grown([2, 2, 4, 4, 5], 0), "a change of state is counted in both");
 }
 
-/// So that a node which lacks one can refuse to start.
-pub async fn a_secret_that_fingerprints_name_is_found_until_its_records_go(subject: &dyn StoreUnderTest) {
+/// A node that lacks such a secret can then refuse to start.
+pub async fn a_secret_that_records_need_is_found(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let mut known = Vec::new();
-    // Other records may stand in this store; their secrets are not of interest.
+    // Other records may be in this store; their secrets are not of interest.
     while let Some(other) = store.find_unknown_secret(known.clone()).await.expect("the store answers") {
         assert!(!known.contains(&other), "only what is not known");
         known.push(other);
@@ -173,20 +177,20 @@ pub async fn a_secret_that_fingerprints_name_is_found_until_its_records_go(subje
     let name = TestRecord::fresh();
     put(&*store, &insert(&name, Draft { fingerprint: Some(fingerprint), ..draft(&name, State::Completed) }))
         .await;
-    let found = store.find_unknown_secret(known.clone()).await.expect("the store answers");
-    assert_eq!(found, Some(fingerprint.secret()));
+    let secret = store.find_unknown_secret(known.clone()).await.expect("the store answers");
+    assert_eq!(secret, Some(fingerprint.secret()));
     known.push(fingerprint.secret());
     assert_eq!(store.find_unknown_secret(known).await.expect("the store answers"), None);
 }
 
-/// Oldest first, with the store's time of each write.
-pub async fn a_history_is_told_in_order_and_outlives_its_record(subject: &dyn StoreUnderTest) {
+/// History is oldest first, with the store's time of each write.
+pub async fn a_history_is_in_order_and_outlives_its_record(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
-    let begun = telling(insert(&name, draft(&name, State::InProgress)), HistoryKind::Operator, "zero");
-    let begun = put(&*store, &begun).await;
+    let first = telling(insert(&name, draft(&name, State::InProgress)), HistoryKind::Operator, "zero");
+    let first = put(&*store, &first).await;
     subject.advance(Duration::from_millis(1)).await;
-    let mut lapse = telling(replace(&begun.record, draft(&name, State::Unknown)), HistoryKind::Lapse, "one");
+    let mut lapse = telling(replace(&first.record, draft(&name, State::Unknown)), HistoryKind::Lapse, "one");
     for what in HistoryKind::ALL {
         lapse = telling(lapse, what, what.name());
     }
@@ -198,24 +202,24 @@ pub async fn a_history_is_told_in_order_and_outlives_its_record(subject: &dyn St
     (late.draft, late.expect) = (None, Expect::Anything);
     commit(&*store, &late).await;
 
-    let told = store.history(name.id).await.expect("a history is read");
+    let history = store.history(name.id).await.expect("a history is read");
     let mut words = vec![(HistoryKind::Operator, "zero"), (HistoryKind::Lapse, "one")];
     words.extend(HistoryKind::ALL.map(|what| (what, what.name())));
     words.extend([(HistoryKind::Settled, ""), (HistoryKind::LateAnswer, "last \u{2713}")]);
-    let said: Vec<_> = told.iter().map(|(_, line)| (line.what, line.detail.as_str())).collect();
-    assert_eq!(said, words, "every line, in the order of the writes");
-    assert_eq!(told[0].0, begun.record.created_at, "with the store's time of its write");
-    assert!(told[1].0 > told[0].0 && told[1].0 == told[2].0, "one change, one instant");
+    let lines: Vec<_> = history.iter().map(|(_, line)| (line.what, line.detail.as_str())).collect();
+    assert_eq!(lines, words, "every line, in the order of the writes");
+    assert_eq!(history[0].0, first.record.created_at, "with the store's time of its write");
+    assert!(history[1].0 > history[0].0 && history[1].0 == history[2].0, "one change, one instant");
     let other = store.history(TestRecord::fresh().id).await.expect("a history is read");
     assert_eq!(other, vec![], "who did nothing has none");
 
     subject.advance(TICK).await;
     reap_all(&*store, ReapTarget::Records).await;
     assert_eq!(load(&*store, name.id).await, None, "the record is gone");
-    assert_eq!(store.history(name.id).await.expect("a history is read"), told, "what happened stays told");
+    assert_eq!(store.history(name.id).await.expect("a history is read"), history, "what happened stays told");
 }
 
 async fn list(store: &(impl Browse + ?Sized), filter: RecordFilter) -> Vec<RecordId> {
-    let found = store.list(filter).await.expect("a list succeeds");
-    found.iter().map(|stored| stored.record.id).collect()
+    let records = store.list(filter).await.expect("a list succeeds");
+    records.iter().map(|stored| stored.record.id).collect()
 }

@@ -1,4 +1,4 @@
-//! What was heard from outside: kept once an event, used up with the Change that it led to, gone after its time.
+//! Evidence from outside: stored once per event, used up by the change that it led to, removed after its time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,14 +15,14 @@ use super::{
     LONG, SHORT, StoreUnderTest, TICK, TestRecord, commit, draft, insert, nonce, put, refused, replace,
 };
 
-/// However often and by whom it is delivered: the first one stays, as it was.
+/// However often and by whichever sender an event is delivered, the first delivery stays unchanged.
 pub async fn an_event_counts_once(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
-    let first = Evidence { owner: Some(nonce()), ..said(&name, executed()) };
+    let first = Evidence { owner: Some(nonce()), ..evidence_about(&name, executed_observation()) };
     let (kept, new) = insert_evidence(&*store, &first).await;
-    assert!(new && kept.open, "nobody has said it before");
-    assert_eq!(kept.evidence, Evidence { age: Duration::ZERO, ..first.clone() }, "it is kept as it was said");
+    assert!(new && kept.open, "the event is new");
+    assert_eq!(kept.evidence, Evidence { age: Duration::ZERO, ..first.clone() }, "it is stored unchanged");
     subject.advance(TICK).await;
     let again = Evidence { owner: None, what: Observation::NotExecuted, ..first.clone() };
     assert_eq!(insert_evidence(&*store, &again).await, (kept.clone(), false), "the first one counts");
@@ -31,7 +31,7 @@ pub async fn an_event_counts_once(subject: &dyn StoreUnderTest) {
     assert!(new && other.seq > kept.seq, "each source has its own events, in the order of arrival");
 }
 
-/// The store's clock says when it came, and it speaks of an instant before that.
+/// The store's clock says when evidence arrived, and `as_of` is its age before that.
 pub async fn evidence_speaks_of_its_arrival_less_its_age(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let now = async || {
@@ -39,39 +39,41 @@ pub async fn evidence_speaks_of_its_arrival_less_its_age(subject: &dyn StoreUnde
         put(&*store, &insert(&name, draft(&name, State::Completed))).await.record.created_at
     };
     let before = now().await;
-    let aged = Evidence { age: LONG, ..said(&TestRecord::fresh(), executed()) };
+    let aged = Evidence { age: LONG, ..evidence_about(&TestRecord::fresh(), executed_observation()) };
     let (kept, _) = insert_evidence(&*store, &aged).await;
     let after = now().await;
     let arrived = kept.as_of.after(LONG);
     assert!(before <= arrived && arrived <= after, "{before:?} {arrived:?} {after:?}");
 }
 
-/// By its record, and all of it place by place.
-pub async fn open_evidence_is_found_by_record_and_by_place(subject: &dyn StoreUnderTest) {
+/// Open evidence is found by its record, and all of it in pages by sequence number.
+pub async fn open_evidence_is_found_by_record_and_by_sequence(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let (one, other) = (TestRecord::fresh(), TestRecord::fresh());
-    let mut kept = Vec::new();
+    let mut stored = Vec::new();
     for (name, what) in
-        [(&one, executed()), (&other, Observation::NotExecuted), (&one, Observation::NotExecuted)]
+        [(&one, executed_observation()), (&other, Observation::NotExecuted), (&one, Observation::NotExecuted)]
     {
-        kept.push(insert_evidence(&*store, &said(name, what)).await.0);
+        stored.push(insert_evidence(&*store, &evidence_about(name, what)).await.0);
     }
     let of = async |name: &TestRecord, limit| open(&*store, EvidenceQuery::Of(name.id), limit).await;
-    assert_eq!(of(&one, 10).await, [kept[0].clone(), kept[2].clone()], "oldest first");
-    assert_eq!(of(&one, 1).await, [kept[0].clone()], "no more than asked");
-    assert_eq!(of(&other, 10).await, [kept[1].clone()], "each record by itself");
+    assert_eq!(of(&one, 10).await, [stored[0].clone(), stored[2].clone()], "oldest first");
+    assert_eq!(of(&one, 1).await, [stored[0].clone()], "no more than asked");
+    assert_eq!(of(&other, 10).await, [stored[1].clone()], "each record by itself");
     assert!(of(&TestRecord::fresh(), 10).await.is_empty());
     let after = async |seq, limit| open(&*store, EvidenceQuery::After(seq), limit).await;
-    assert_eq!(after(kept[0].seq, 1).await, [kept[1].clone()]);
-    assert_eq!(after(kept[0].seq, 10).await, kept[1..]);
-    store.dismiss_evidence(vec![kept[0].seq, kept[1].seq]).await.expect("it is dismissed");
-    assert_eq!(after(kept[0].seq - 1, 10).await, kept[2..], "what is dismissed is not open");
-    assert_eq!(of(&one, 10).await, kept[2..]);
-    let (known, new) = insert_evidence(&*store, &said_as(&one, executed(), &kept[0].evidence.name)).await;
+    assert_eq!(after(stored[0].seq, 1).await, [stored[1].clone()]);
+    assert_eq!(after(stored[0].seq, 10).await, stored[1..]);
+    store.dismiss_evidence(vec![stored[0].seq, stored[1].seq]).await.expect("it is dismissed");
+    assert_eq!(after(stored[0].seq - 1, 10).await, stored[2..], "what is dismissed is not open");
+    assert_eq!(of(&one, 10).await, stored[2..]);
+    let (known, new) =
+        insert_evidence(&*store, &evidence_named(&one, executed_observation(), &stored[0].evidence.name))
+            .await;
     assert!(!new && !known.open, "its event stays known");
 }
 
-/// An Effect has no row of the store's own: its evidence is found by the name that the provider has for it.
+/// The store has no row for an effect: its evidence is found by the provider's name for the effect.
 pub async fn evidence_on_an_effect_is_found_by_the_providers_name_for_it(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let id = format!("ch_{:016x}", nonce().0);
@@ -80,32 +82,40 @@ pub async fn evidence_on_an_effect_is_found_by_the_providers_name_for_it(subject
         EffectRef::ProviderId { kind: "charge".to_owned(), id: id.clone() },
         EffectRef::ProviderId { kind: "refund".to_owned(), id },
     ];
-    let mut kept = Vec::new();
-    for (at, what) in names.iter().zip([executed(), Observation::NotExecuted, executed()]) {
-        let said =
-            Evidence { about: EvidenceSubject::Effect(at.clone()), ..said(&TestRecord::fresh(), what) };
-        kept.push(insert_evidence(&*store, &said).await.0);
-        assert_eq!(kept.last().map(|kept| &kept.evidence), Some(&said), "it is kept as it was said");
+    let mut stored = Vec::new();
+    for (at, what) in
+        names.iter().zip([executed_observation(), Observation::NotExecuted, executed_observation()])
+    {
+        let evidence = Evidence {
+            about: EvidenceSubject::Effect(at.clone()),
+            ..evidence_about(&TestRecord::fresh(), what)
+        };
+        stored.push(insert_evidence(&*store, &evidence).await.0);
+        assert_eq!(stored.last().map(|stored| &stored.evidence), Some(&evidence), "it is stored unchanged");
     }
-    for (at, kept) in names.iter().zip(&kept) {
-        assert_eq!(open(&*store, EvidenceQuery::Of(at.id()), 10).await, std::slice::from_ref(kept), "{at:?}");
+    for (at, stored) in names.iter().zip(&stored) {
+        assert_eq!(
+            open(&*store, EvidenceQuery::Of(at.id()), 10).await,
+            std::slice::from_ref(stored),
+            "{at:?}"
+        );
     }
     assert_eq!(
-        open(&*store, EvidenceQuery::After(kept[0].seq - 1), 3).await,
-        kept,
+        open(&*store, EvidenceQuery::After(stored[0].seq - 1), 3).await,
+        stored,
         "place by place like the rest"
     );
 }
 
-/// A Change that is refused uses nothing.
+/// A change that is refused uses up nothing.
 pub async fn evidence_is_used_up_with_its_change_or_not_at_all(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
-    let begun = put(&*store, &insert(&name, draft(&name, State::Unknown))).await.record;
-    let moved = put(&*store, &replace(&begun, draft(&name, State::Unknown))).await.record;
-    let (kept, _) = insert_evidence(&*store, &said(&name, executed())).await;
-    let (other, _) = insert_evidence(&*store, &said(&name, executed())).await;
-    let mut late = replace(&begun, draft(&name, State::Completed));
+    let unknown = put(&*store, &insert(&name, draft(&name, State::Unknown))).await.record;
+    let moved = put(&*store, &replace(&unknown, draft(&name, State::Unknown))).await.record;
+    let (kept, _) = insert_evidence(&*store, &evidence_about(&name, executed_observation())).await;
+    let (other, _) = insert_evidence(&*store, &evidence_about(&name, executed_observation())).await;
+    let mut late = replace(&unknown, draft(&name, State::Completed));
     late.uses = Some(kept.evidence.name.clone());
     refused(&*store, &late, "the record had moved").await;
     let open_now = async || open(&*store, EvidenceQuery::Of(name.id), 10).await;
@@ -115,24 +125,24 @@ pub async fn evidence_is_used_up_with_its_change_or_not_at_all(subject: &dyn Sto
     assert!(matches!(commit(&*store, &settling).await, Commit::Done(_)));
     assert_eq!(open_now().await, [other], "the one that led to it is used up, and no other");
     let (known, new) = insert_evidence(&*store, &kept.evidence).await;
-    assert!(!new && !known.open, "a used event is known when it comes again");
+    assert!(!new && !known.open, "a used event is known when it is delivered again");
     // Sent again after a lost reply, it is refused and changes nothing.
     refused(&*store, &settling, "it was written before").await;
 }
 
-/// What was used stays known for longer: it must not count again.
+/// Used evidence stays known for longer, because it must not count again.
 pub async fn evidence_goes_after_its_time(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     while store.purge_evidence(100).await.expect("a purge succeeds") > 0 {}
     let name = TestRecord::fresh();
-    let begun = put(&*store, &insert(&name, draft(&name, State::Unknown))).await.record;
+    let unknown = put(&*store, &insert(&name, draft(&name, State::Unknown))).await.record;
     let short = async || {
-        let evidence = said(&name, Observation::NotExecuted);
+        let evidence = evidence_about(&name, Observation::NotExecuted);
         store.insert_evidence(evidence, SHORT).await.expect("it is kept").0
     };
     let (used, dismissed, idle) = (short().await, short().await, short().await);
-    let (long, _) = insert_evidence(&*store, &said(&name, executed())).await;
-    let mut settling = replace(&begun, draft(&name, State::Retryable));
+    let (long, _) = insert_evidence(&*store, &evidence_about(&name, executed_observation())).await;
+    let mut settling = replace(&unknown, draft(&name, State::Retryable));
     settling.uses = Some(used.evidence.name.clone());
     assert!(matches!(commit(&*store, &settling).await, Commit::Done(_)));
     store.dismiss_evidence(vec![dismissed.seq]).await.expect("it is dismissed");
@@ -145,21 +155,21 @@ pub async fn evidence_goes_after_its_time(subject: &dyn StoreUnderTest) {
     }
 }
 
-/// Many deliveries at once: one is the first.
+/// Of many concurrent deliveries, one is the first.
 pub async fn of_many_deliveries_of_an_event_one_is_new(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let evidence = said(&TestRecord::fresh(), executed());
+    let evidence = evidence_about(&TestRecord::fresh(), executed_observation());
     let deliveries = (0..50).map(|_| {
         let (store, evidence): (Arc<dyn Store>, _) = (store.clone(), evidence.clone());
         tokio::spawn(async move { store.insert_evidence(evidence, LONG).await.expect("it is kept") })
     });
-    let told: Vec<(StoredEvidence, bool)> =
-        join_all(deliveries).await.into_iter().map(|told| told.expect("no panic")).collect();
-    assert_eq!(told.iter().filter(|(_, new)| *new).count(), 1, "one is the first");
-    assert!(told.iter().all(|(kept, _)| *kept == told[0].0), "all are told of the same one");
+    let results: Vec<(StoredEvidence, bool)> =
+        join_all(deliveries).await.into_iter().map(|result| result.expect("no panic")).collect();
+    assert_eq!(results.iter().filter(|(_, new)| *new).count(), 1, "one is the first");
+    assert!(results.iter().all(|(stored, _)| *stored == results[0].0), "all get the same one");
 }
 
-fn executed() -> Observation {
+fn executed_observation() -> Observation {
     let kept = Some(Bytes::from_static(b"\x01an answer"));
     Observation::Executed(AttemptResponse {
         status: 402,
@@ -170,12 +180,12 @@ fn executed() -> Observation {
     })
 }
 
-fn said(name: &TestRecord, what: Observation) -> Evidence {
+fn evidence_about(name: &TestRecord, what: Observation) -> Evidence {
     let event = EventName { source: "psp".to_owned(), event: format!("evt_{:016x}", nonce().0) };
-    said_as(name, what, &event)
+    evidence_named(name, what, &event)
 }
 
-fn said_as(name: &TestRecord, what: Observation, event: &EventName) -> Evidence {
+fn evidence_named(name: &TestRecord, what: Observation, event: &EventName) -> Evidence {
     Evidence {
         name: event.clone(),
         about: EvidenceSubject::Record(name.id),

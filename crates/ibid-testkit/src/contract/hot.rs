@@ -1,5 +1,5 @@
-//! The way that almost every record goes: begun by its first request, finished by that Attempt. A store may have a shorter
-//! way for it, and whatever else happens to the record meanwhile must still be seen.
+//! The path of almost every record: its first request begins it, and that attempt finishes it. A store may have a shorter
+//! path for this, and must still notice whatever else happens to the record meanwhile.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,141 +11,145 @@ use ibid_core::record::{Record, State};
 use ibid_core::scope::RecordId;
 use ibid_core::store::Store;
 
-use super::races::{RACERS, RECORDS, one_winner, race, together};
-use super::upkeep::renewed;
+use super::races::{RACERS, RECORDS, one_winner, race, run_together};
+use super::upkeep::renew_lease;
 use super::{
     LONG, SHORT, StoreUnderTest, TICK, TestRecord, answering, commit, commit_all, draft, finished, fresh,
     fresh_under, insert, load, put, reap_all, refused, replace, take_over, telling,
 };
 
-/// One by one, and many together.
+/// Writes one by one, and many in a batch.
 pub async fn a_fresh_record_and_its_finish_read_back_as_they_were_written(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
     // `put` compares what is loaded with `Change::applied`.
-    let begun = put(&*store, &fresh(&name, LONG)).await;
-    assert_eq!((begun.record.state, begun.answer), (State::InProgress, None));
-    let stored = put(&*store, &finished(&begun.record, b"201 created")).await;
+    let running = put(&*store, &fresh(&name, LONG)).await;
+    assert_eq!((running.record.state, running.answer), (State::InProgress, None));
+    let stored = put(&*store, &finished(&running.record, b"201 created")).await;
     assert_eq!(stored.answer.as_deref(), Some(&b"201 created"[..]), "with its answer");
     assert_eq!(stored.record.due_at, None, "and never due again");
 
     let begins: Vec<Change> = (0..RECORDS).map(|_| fresh(&TestRecord::fresh(), LONG)).collect();
-    let begun = done(&*store, begins).await;
-    let finishes = begun.iter().map(|record| finished(record, b"together")).collect();
+    let running = done(&*store, begins).await;
+    let finishes = running.iter().map(|record| finished(record, b"together")).collect();
     for record in done(&*store, finishes).await {
-        let stored = load(&*store, record.id).await.expect("it stands");
+        let stored = load(&*store, record.id).await.expect("it exists");
         assert_eq!(stored.answer.as_deref(), Some(&b"together"[..]));
     }
 }
 
-/// One name, two hundred requests, one Attempt.
+/// Two hundred requests under one name give one attempt.
 pub async fn of_two_hundred_fresh_begins_one_wins(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
     let winner = one_winner(race(&store, (0..RACERS).map(|_| fresh(&name, LONG)).collect()).await);
-    let stored = load(&*store, name.id).await.expect("somebody won");
-    assert!(winner.is_stored_as(&stored), "who was told that it won is not who is stored");
+    let stored = load(&*store, name.id).await.expect("one of them won");
+    assert!(winner.is_stored_as(&stored), "the reported winner is not the stored one");
 }
 
-/// Twenty records, ten answers for each.
+/// Races ten responses for each of twenty records.
 pub async fn of_many_finishes_one_wins_each_record(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let begun = done(&*store, (0..RECORDS).map(|_| fresh(&TestRecord::fresh(), LONG)).collect()).await;
-    let finishes = begun.iter().cycle().take(RACERS).map(|record| finished(record, b"mine")).collect();
+    let records = done(&*store, (0..RECORDS).map(|_| fresh(&TestRecord::fresh(), LONG)).collect()).await;
+    let finishes = records.iter().cycle().take(RACERS).map(|record| finished(record, b"mine")).collect();
     let mut fates = race(&store, finishes).await;
-    for record in &begun {
+    for record in &records {
         let (of_this, others) = fates.into_iter().partition(|(change, _)| change.id == record.id);
         fates = others;
         let winner = one_winner(of_this);
-        let stored = load(&*store, record.id).await.expect("it stands");
-        assert!(winner.is_stored_as(&stored), "who was told that it won is not who is stored");
+        let stored = load(&*store, record.id).await.expect("it exists");
+        assert!(winner.is_stored_as(&stored), "the reported winner is not the stored one");
     }
 }
 
-/// Who comes back after its lease finishes or has lost the record, and is told which.
+/// An owner that returns after its lease either finishes or has lost the record, and learns which.
 pub async fn of_a_finish_and_a_takeover_after_the_lease_one_wins(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let begun = done(&*store, (0..RECORDS).map(|_| fresh(&TestRecord::fresh(), SHORT)).collect()).await;
+    let records = done(&*store, (0..RECORDS).map(|_| fresh(&TestRecord::fresh(), SHORT)).collect()).await;
     subject.advance(TICK).await;
-    let pairs = begun.into_iter().map(|record| {
+    let pairs = records.into_iter().map(|record| {
         let store = store.clone();
         async move {
             let (finish, takeover) = (finished(&record, b"late"), take_over(&record, running(&record)));
             let (ended, taken) = tokio::join!(commit(&*store, &finish), commit(&*store, &takeover));
-            let stored = load(&*store, record.id).await.expect("it stands");
+            let stored = load(&*store, record.id).await.expect("it exists");
             match (ended, taken) {
                 (Commit::Done(_), Commit::Conflict(_)) => assert!(finish.is_stored_as(&stored)),
                 (Commit::Conflict(Some(told)), Commit::Done(_)) => {
                     assert!(takeover.is_stored_as(&stored));
-                    assert_eq!((told.record, stored.answer), (stored.record, None), "it is told who has it");
+                    assert_eq!(
+                        (told.record, stored.answer),
+                        (stored.record, None),
+                        "the conflict names the new owner"
+                    );
                 }
                 fates => panic!("of two exactly one wins: {fates:?}"),
             }
         }
     });
-    together(pairs.collect()).await;
+    run_together(pairs.collect()).await;
 }
 
-/// Its own commit, whose reply was lost.
+/// A change whose reply was lost finds its own commit.
 pub async fn a_repeated_fresh_begin_and_a_repeated_finish_find_themselves(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let begin = fresh(&TestRecord::fresh(), LONG);
-    let begun = put(&*store, &begin).await;
-    let own = refused(&*store, &begin, "it was stored already").await.expect("a row stands");
+    let running = put(&*store, &begin).await;
+    let own = refused(&*store, &begin, "it was stored already").await.expect("a row exists");
     assert!(begin.is_stored_as(&own), "a repeated begin finds its own version");
-    let finish = finished(&begun.record, b"once");
+    let finish = finished(&running.record, b"once");
     put(&*store, &finish).await;
     for _ in 0..2 {
-        let own = refused(&*store, &finish, "it was stored already").await.expect("a row stands");
+        let own = refused(&*store, &finish, "it was stored already").await.expect("a row exists");
         assert!(finish.is_stored_as(&own), "a repeated finish finds its own version");
         assert_eq!(own.answer.as_deref(), Some(&b"once"[..]), "and the answer it wrote");
     }
-    let own = refused(&*store, &begin, "it was stored already").await.expect("a row stands");
+    let own = refused(&*store, &begin, "it was stored already").await.expect("a row exists");
     assert!(finish.is_stored_as(&own), "a begin that comes very late finds the finish");
 }
 
-/// A renewal leaves the Version alone, so it must not get in the way of the finish.
+/// A renewal leaves the version alone, so it must not get in the way of the finish.
 pub async fn a_finish_counts_after_renewals(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     for times in [1, 3] {
-        let begun = put(&*store, &fresh(&TestRecord::fresh(), LONG)).await;
+        let running = put(&*store, &fresh(&TestRecord::fresh(), LONG)).await;
         for _ in 0..times {
-            renewed(&*store, &begun.record).await;
+            renew_lease(&*store, &running.record).await;
         }
-        let stored = put(&*store, &finished(&begun.record, b"after all")).await;
+        let stored = put(&*store, &finished(&running.record, b"after all")).await;
         assert_eq!(stored.answer.as_deref(), Some(&b"after all"[..]));
     }
 }
 
-/// The silent holder can't finish what another has.
+/// The former owner can't finish a record that was taken over.
 pub async fn a_finish_after_a_takeover_is_refused(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let begun = put(&*store, &fresh(&TestRecord::fresh(), SHORT)).await.record;
+    let first = put(&*store, &fresh(&TestRecord::fresh(), SHORT)).await.record;
     subject.advance(TICK).await;
-    let taken = put(&*store, &take_over(&begun, running(&begun))).await.record;
-    let late = finished(&begun, b"late");
-    let stands = refused(&*store, &late, "the lease was taken over").await.expect("a row stands");
+    let taken = put(&*store, &take_over(&first, running(&first))).await.record;
+    let late = finished(&first, b"late");
+    let stands = refused(&*store, &late, "the lease was taken over").await.expect("a row exists");
     assert_eq!((&stands.record, &stands.answer), (&taken, &None), "the late answer left no trace");
     put(&*store, &finished(&taken, b"in time")).await;
-    let stands = refused(&*store, &late, "another has finished it").await.expect("a row stands");
+    let stands = refused(&*store, &late, "another has finished it").await.expect("a row exists");
     assert_eq!(stands.answer.as_deref(), Some(&b"in time"[..]));
 }
 
-/// Also where the place of the row that went was given to another.
-pub async fn a_finish_after_a_removal_finds_nothing_or_whoever_came_since(subject: &dyn StoreUnderTest) {
+/// Holds also if the location of the removed row was reused for another.
+pub async fn a_finish_after_a_removal_is_refused(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let names: Vec<TestRecord> = (0..RECORDS).map(|_| TestRecord::fresh()).collect();
-    let begun = done(&*store, names.iter().map(|name| fresh(name, SHORT)).collect()).await;
+    let records = done(&*store, names.iter().map(|name| fresh(name, SHORT)).collect()).await;
     subject.advance(TICK).await;
     let gone = |record: &Record| {
         let term = Some(Duration::ZERO);
         let over = Draft { expires_in: term, purge_in: term, ..draft(&name_of(record), State::Completed) };
         take_over(record, over)
     };
-    done(&*store, begun.iter().map(gone).collect()).await;
+    done(&*store, records.iter().map(gone).collect()).await;
     subject.advance(TICK).await;
     reap_all(&*store, ReapTarget::Records).await;
-    let (first, second) = begun.split_at(RECORDS / 2);
+    let (first, second) = records.split_at(RECORDS / 2);
     for record in first {
         assert_eq!(refused(&*store, &finished(record, b"late"), "its record is gone").await, None);
     }
@@ -153,19 +157,19 @@ pub async fn a_finish_after_a_removal_finds_nothing_or_whoever_came_since(subjec
     done(&*store, again.clone()).await;
     for record in second {
         let late = finished(record, b"late");
-        let stands = refused(&*store, &late, "its generation is gone").await.expect("a row stands");
-        assert!(again.iter().any(|begin| begin.is_stored_as(&stands)), "whoever came since");
+        let stands = refused(&*store, &late, "its generation is gone").await.expect("a row exists");
+        assert!(again.iter().any(|begin| begin.is_stored_as(&stands)), "the new generation");
         assert_eq!(stands.answer, None, "the late answer left no trace");
     }
 }
 
-/// Whichever way it came to be due, it has one place in one list.
+/// A record has one position in one list, however it became due.
 pub async fn a_fresh_record_is_due_once_when_its_lease_is_over(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let ms = Duration::from_millis;
     let names: Vec<TestRecord> = (0..7).map(|_| TestRecord::fresh()).collect();
     let other = |name: &TestRecord, due_in| insert(name, Draft { due_in, ..draft(name, State::InProgress) });
-    // Each lapses later than the one before it, for each is begun later.
+    // Each lapses later than the one before it, because each begins later.
     let first = put(&*store, &fresh(&names[0], ms(1))).await.record;
     put(&*store, &other(&names[1], Some(ms(2)))).await;
     put(&*store, &fresh(&names[2], ms(3))).await;
@@ -178,10 +182,10 @@ pub async fn a_fresh_record_is_due_once_when_its_lease_is_over(subject: &dyn Sto
     for time in 1..=3 {
         assert_eq!(due_of(&*store, &names).await, lapsed, "longest due first, time {time}");
     }
-    let found = store.due(State::InProgress, 10_000).await.expect("due is answered");
-    let found = found.into_iter().find(|stored| stored.record.id == first.id).expect("it is due");
-    assert_eq!(found.record, first, "being found changes nothing");
-    put(&*store, &finished(&first, b"late, but nobody came")).await;
+    let due = store.due(State::InProgress, 10_000).await.expect("due is answered");
+    let due = due.into_iter().find(|stored| stored.record.id == first.id).expect("it is due");
+    assert_eq!(due.record, first, "being found changes nothing");
+    put(&*store, &finished(&first, b"late, but in time")).await;
     assert_eq!(due_of(&*store, &names).await, lapsed[1..], "what is finished is not due");
     let rest = store.load(lapsed[1..].to_vec()).await.expect("a load succeeds");
     for stored in rest.into_iter().flatten() {
@@ -190,15 +194,16 @@ pub async fn a_fresh_record_is_due_once_when_its_lease_is_over(subject: &dyn Sto
     assert_eq!(due_of(&*store, &names).await, []);
 }
 
-/// Finished, renewed, taken over: before anybody looked, and after.
-pub async fn a_fresh_record_is_not_due_once_it_went_on(subject: &dyn StoreUnderTest) {
+/// Records are finished, renewed and taken over, before the first `due` query and after it.
+pub async fn a_fresh_record_is_not_due_after_a_later_write(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     for was_seen in [false, true] {
         let names: Vec<TestRecord> = (0..4).map(|_| TestRecord::fresh()).collect();
-        // A renewal gives the policy's lease again, which would be over as soon.
-        let begun = done(&*store, names.iter().map(|name| fresh(name, RENEWABLE)).collect()).await;
+        // A renewal sets the policy's lease again, so the lease must be long enough not to lapse at once.
+        let records = done(&*store, names.iter().map(|name| fresh(name, RENEWABLE)).collect()).await;
         subject.advance(RENEWABLE).await;
-        let of = |name: &TestRecord| begun.iter().find(|record| record.id == name.id).expect("it was begun");
+        let of =
+            |name: &TestRecord| records.iter().find(|record| record.id == name.id).expect("it was begun");
         if was_seen {
             assert_eq!(due_of(&*store, &names).await.len(), names.len(), "all of them lapsed");
         }
@@ -206,18 +211,18 @@ pub async fn a_fresh_record_is_not_due_once_it_went_on(subject: &dyn StoreUnderT
         put(&*store, &take_over(of(&names[1]), running(of(&names[1])))).await;
         let unknown = Draft { due_in: Some(LONG), ..draft(&names[2], State::Unknown) };
         put(&*store, &take_over(of(&names[2]), unknown)).await;
-        let until = renewed(&*store, of(&names[3])).await;
-        let found = due_of(&*store, &names).await;
-        let now = load(&*store, names[3].id).await.expect("it stands").now;
-        // Should this have taken so long that the renewed lease is over as well, it is due again.
+        let until = renew_lease(&*store, of(&names[3])).await;
+        let due = due_of(&*store, &names).await;
+        let now = load(&*store, names[3].id).await.expect("it exists").now;
+        // On a machine so slow that the renewed lease has lapsed as well, the record is due again.
         let may_be = if now >= until { vec![names[3].id] } else { vec![] };
-        assert!(found.is_empty() || found == may_be, "{found:?} (was seen: {was_seen})");
+        assert!(due.is_empty() || due == may_be, "{due:?} (was seen: {was_seen})");
         put(&*store, &finished(of(&names[3]), b"after all")).await;
         assert_eq!(due_of(&*store, &names).await, [], "(was seen: {was_seen})");
     }
 }
 
-/// Stripped when replay ends, removed when its tombstone does; what would go is what then goes.
+/// Stripped when replay ends, removed when its tombstone does; the dry run predicts both.
 pub async fn a_finished_record_goes_in_its_turn(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     reap_all(&*store, ReapTarget::Records).await;
@@ -229,17 +234,17 @@ pub async fn a_finished_record_goes_in_its_turn(subject: &dyn StoreUnderTest) {
     for (policy, count) in [(&short, 5), (&tomb, 3), (&long, 2)] {
         begins.extend((0..count).map(|_| fresh_under(&TestRecord::fresh(), policy)));
     }
-    // It runs for longer than its answer would be kept.
+    // It runs for longer than its response would be kept.
     let running = fresh_under(&TestRecord::fresh(), &short);
     begins.push(running.clone());
-    let begun = done(&*store, begins).await;
+    let records = done(&*store, begins).await;
     let ripe = async || store.count_reapable(ReapTarget::Records).await.expect("it is counted");
     subject.advance(TICK).await;
     assert_eq!(ripe().await, ReapCount::default(), "what is not finished is not over");
     let reaped = reap_all(&*store, ReapTarget::Records).await;
     assert_eq!((reaped.stripped, reaped.removed), (0, 0), "retention counts from completion");
     let (rest, ending): (Vec<Record>, Vec<Record>) =
-        begun.into_iter().partition(|record| record.id == running.id);
+        records.into_iter().partition(|record| record.id == running.id);
     done(&*store, ending.iter().map(|record| finished(record, b"going")).collect()).await;
     subject.advance(TICK).await;
     assert_eq!(ripe().await, ReapCount { strip: 3, remove: 5 });
@@ -261,13 +266,13 @@ pub async fn a_finished_record_goes_in_its_turn(subject: &dyn StoreUnderTest) {
     assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 1, "and what ran for long goes too");
 }
 
-/// Begins, finishes, takeovers and others at once, half of each refused.
+/// Commits begins, finishes, takeovers and others in one batch; about half of them are refused.
 pub async fn each_of_a_mixed_batch_has_its_own_fate(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let begun = done(&*store, (0..60).map(|_| fresh(&TestRecord::fresh(), SHORT)).collect()).await;
+    let lapsed = done(&*store, (0..60).map(|_| fresh(&TestRecord::fresh(), SHORT)).collect()).await;
     let live = done(&*store, (0..20).map(|_| fresh(&TestRecord::fresh(), LONG)).collect()).await;
     subject.advance(TICK).await;
-    let mut parts = begun.chunks(10);
+    let mut parts = lapsed.chunks(10);
     let mut next = || parts.next().expect("six parts").iter();
     let (mut fitting, mut refused) = (Vec::new(), Vec::new());
     fitting.extend((0..10).map(|_| fresh(&TestRecord::fresh(), LONG)));
@@ -275,25 +280,25 @@ pub async fn each_of_a_mixed_batch_has_its_own_fate(subject: &dyn StoreUnderTest
     fitting.extend(next().map(|record| finished(record, b"mine")));
     let mut before: Vec<Change> = next().map(|record| finished(record, b"first")).collect();
     before.extend(next().map(|record| take_over(record, running(record))));
-    refused.extend(begun[20..40].iter().map(|record| finished(record, b"too late")));
+    refused.extend(lapsed[20..40].iter().map(|record| finished(record, b"too late")));
     fitting.extend(next().map(|record| take_over(record, running(record))));
     refused.extend(live[..10].iter().map(|record| take_over(record, running(record))));
-    let told = |record: &Record| {
+    let into_unknown = |record: &Record| {
         telling(replace(record, draft(&name_of(record), State::Unknown)), HistoryKind::Unknown, "told")
     };
-    fitting.extend(next().map(told));
+    fitting.extend(next().map(into_unknown));
     fitting.extend(live[10..].iter().map(|record| finished(record, b"mine")));
     done(&*store, before).await;
     let fitting_ids: Vec<RecordId> = fitting.iter().map(|change| change.id).collect();
     let all: Vec<Change> = fitting.into_iter().chain(refused).collect();
     let fates = commit_all(&*store, all.clone()).await;
     for change in all {
-        let stored = load(&*store, change.id).await.expect("it stands");
+        let stored = load(&*store, change.id).await.expect("it exists");
         let lines = store.history(change.id).await.expect("a history is read").len();
         if fitting_ids.contains(&change.id) {
             assert!(matches!(fates[&change.id], Commit::Done(_)), "refused: {change:?}");
-            assert!(change.is_stored_as(&stored), "what was told is what is stored");
-            assert_eq!(lines, change.history.len(), "it is told once");
+            assert!(change.is_stored_as(&stored), "what was reported is stored");
+            assert_eq!(lines, change.history.len(), "its history is written once");
             assert_eq!(stored.answer, change.bodies.first().map(|body| body.data.clone()));
         } else {
             let Commit::Conflict(Some(told)) = &fates[&change.id] else { panic!("taken: {change:?}") };
@@ -301,30 +306,30 @@ pub async fn each_of_a_mixed_batch_has_its_own_fate(subject: &dyn StoreUnderTest
             assert_eq!(
                 (&told.record, &told.answer),
                 (&stored.record, &stored.answer),
-                "it is told what stands"
+                "the conflict has the stored record"
             );
         }
     }
 }
 
-/// Writes Changes that must count, and gives what is stored then, in the order of ids.
+/// Writes changes that must be accepted, and returns the stored records in the order of ids.
 async fn done(store: &dyn Store, changes: Vec<Change>) -> Vec<Record> {
     let fates = commit_all(store, changes).await;
     let mut ids: Vec<RecordId> = fates.keys().copied().collect();
     ids.sort_unstable();
     assert!(fates.values().all(|fate| matches!(fate, Commit::Done(_))), "one was refused: {fates:?}");
-    let found = store.load(ids).await.expect("a load succeeds");
-    found.into_iter().flatten().map(|stored| Arc::unwrap_or_clone(stored.record)).collect()
+    let records = store.load(ids).await.expect("a load succeeds");
+    records.into_iter().flatten().map(|stored| Arc::unwrap_or_clone(stored.record)).collect()
 }
 
-/// Which of these are due, in the order in which the store gives them. Others may stand in this store.
+/// Returns which of these are due, in the store's order. Other records may be in this store.
 async fn due_of(store: &dyn Store, names: &[TestRecord]) -> Vec<RecordId> {
-    let found = store.due(State::InProgress, 10_000).await.expect("due is answered");
-    let ids = found.into_iter().map(|stored| stored.record.id);
+    let due = store.due(State::InProgress, 10_000).await.expect("due is answered");
+    let ids = due.into_iter().map(|stored| stored.record.id);
     ids.filter(|id| names.iter().any(|name| name.id == *id)).collect()
 }
 
-/// Another run of the same.
+/// A draft for another run of the record.
 fn running(record: &Record) -> Draft {
     Draft { due_in: Some(LONG), ..draft(&name_of(record), State::InProgress) }
 }
@@ -333,5 +338,5 @@ fn name_of(record: &Record) -> TestRecord {
     TestRecord { id: record.id, identity: record.identity.clone() }
 }
 
-/// A lease that the suite waits for and that is over again only on a machine that stood still.
+/// A lease that the suite waits for. It lapses a second time only on a machine that stalls.
 const RENEWABLE: Duration = Duration::from_millis(40);

@@ -1,4 +1,4 @@
-//! Many at once from one barrier: one wins, and every other learns who.
+//! Concurrent writers released by one barrier: one wins, and every other learns which one.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -15,18 +15,18 @@ use super::{
     put, reap_all, take_over,
 };
 
-/// One name, two hundred requests, one Attempt.
+/// Two hundred requests under one name give one attempt.
 pub async fn of_two_hundred_inserts_one_wins(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
     let inserts =
         (0..RACERS).map(|_| answering(insert(&name, draft(&name, State::InProgress)), b"mine")).collect();
     let winner = one_winner(race(&store, inserts).await);
-    let stored = load(&*store, name.id).await.expect("somebody won");
-    assert!(winner.is_stored_as(&stored), "who was told that it won is not who is stored");
+    let stored = load(&*store, name.id).await.expect("one of them won");
+    assert!(winner.is_stored_as(&stored), "the reported winner is not the stored one");
 }
 
-/// Twenty lapsed records, ten takers each.
+/// Races ten takeovers for each of twenty lapsed records.
 pub async fn of_two_hundred_takeovers_one_wins_each_record(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let mut lapsed = Vec::new();
@@ -46,12 +46,12 @@ pub async fn of_two_hundred_takeovers_one_wins_each_record(subject: &dyn StoreUn
         let (of_this, others) = fates.into_iter().partition(|(change, _)| change.id == name.id);
         fates = others;
         let winner = one_winner(of_this);
-        let stored = load(&*store, name.id).await.expect("it stands");
-        assert!(winner.is_stored_as(&stored), "who was told that it won is not who is stored");
+        let stored = load(&*store, name.id).await.expect("it exists");
+        assert!(winner.is_stored_as(&stored), "the reported winner is not the stored one");
     }
 }
 
-/// A holder that comes back at the last moment keeps its lease or loses it, and is told which.
+/// An owner that returns at the last moment keeps its lease or loses it, and learns which.
 pub async fn a_renewal_and_a_takeover_never_both_win(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let mut lapsed = Vec::new();
@@ -74,25 +74,25 @@ pub async fn a_renewal_and_a_takeover_never_both_win(subject: &dyn StoreUnderTes
             assert!(taken != renewed, "taken over: {taken}, renewed: {renewed}");
         }
     });
-    together(pairs.collect()).await;
+    run_together(pairs.collect()).await;
 }
 
 /// Two nodes that start at once agree on their secret.
-pub async fn of_many_who_keep_a_value_all_get_the_same(subject: &dyn StoreUnderTest) {
+pub async fn of_many_writers_of_a_value_all_get_the_same(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = format!("contract race {:016x}", nonce().0);
     let keepers = (0..RACERS).map(|place| {
         let (store, name) = (store.clone(), name.clone());
         async move { store.put_if_absent(&name, Bytes::from(place.to_string())).await.expect("it is kept") }
     });
-    let kept = together(keepers.collect()).await;
-    assert!(kept.iter().all(|value| *value == kept[0]), "two keepers were told different values");
+    let values = run_together(keepers.collect()).await;
+    assert!(values.iter().all(|value| *value == values[0]), "two writers got different values");
     let after = store.put_if_absent(&name, Bytes::from_static(b"late")).await.expect("it is kept");
-    assert_eq!(after, kept[0], "what was told is what is kept");
+    assert_eq!(after, values[0], "the returned value is the stored one");
 }
 
-/// Many writers that read the same value: one replaces it, and the others learn by whom.
-pub async fn of_many_who_change_a_setting_one_wins(subject: &dyn StoreUnderTest) {
+/// Many writers have read the same value: one replaces it, and the others learn the new value.
+pub async fn of_many_writers_of_a_setting_one_wins(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = format!("contract race {:016x}", nonce().0);
     store.put_if_absent(&name, Bytes::from_static(b"first")).await.expect("it is kept");
@@ -104,7 +104,7 @@ pub async fn of_many_who_change_a_setting_one_wins(subject: &dyn StoreUnderTest)
             (mine, set)
         }
     });
-    let outcomes = together(writers.collect()).await;
+    let outcomes = run_together(writers.collect()).await;
     let stored = store.setting(&name).await.expect("the store answers").expect("it is set");
     for (mine, outcome) in outcomes {
         let expected = if mine == stored { SetOutcome::Won } else { SetOutcome::Lost(Some(stored.clone())) };
@@ -112,7 +112,7 @@ pub async fn of_many_who_change_a_setting_one_wins(subject: &dyn StoreUnderTest)
     }
 }
 
-/// Two hundred records, eight reapers: the counts add up, whoever came first.
+/// Eight reapers on two hundred records: the counts add up, in any order.
 pub async fn many_reapers_take_each_record_once(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     reap_all(&*store, ReapTarget::Records).await;
@@ -142,7 +142,7 @@ pub async fn many_reapers_take_each_record_once(subject: &dyn StoreUnderTest) {
             })
         })
         .collect();
-    // What one of them held while the others looked is left for the next round.
+    // Rows that one reaper had locked while the others looked are left for the next round.
     let mut all = ReapStep::default();
     for reaper in reapers {
         let one = reaper.await.expect("a reaper ends");
@@ -162,27 +162,27 @@ pub(super) async fn race(store: &Arc<dyn Store>, changes: Vec<Change>) -> Vec<(C
             (change, fate)
         }
     });
-    together(racers.collect()).await
+    run_together(racers.collect()).await
 }
 
-/// The one Change that counted; all others must have been told of it.
+/// Returns the one change that was accepted; every other must have received it as the conflict.
 pub(super) fn one_winner(fates: Vec<(Change, Commit)>) -> Change {
     let (won, lost): (Vec<_>, Vec<_>) =
         fates.into_iter().partition(|(_, fate)| matches!(fate, Commit::Done(_)));
     assert_eq!(won.len(), 1, "exactly one of a race wins");
     let winner = won.into_iter().next().map(|(change, _)| change).expect("one was counted");
     for (loser, fate) in lost {
-        let Commit::Conflict(Some(stored)) = fate else { panic!("a loser was told nothing: {fate:?}") };
-        assert!(winner.is_stored_as(&stored), "a loser was told of another than the winner");
+        let Commit::Conflict(Some(stored)) = fate else { panic!("a loser got no record: {fate:?}") };
+        assert!(winner.is_stored_as(&stored), "a loser got another record than the winner's");
         assert!(!loser.is_stored_as(&stored), "a loser took the winner for itself");
         let answer = winner.bodies.first().map(|body| body.data.clone());
-        assert_eq!(stored.answer, answer, "a loser was told another answer than the winner's");
+        assert_eq!(stored.answer, answer, "a loser got another response than the winner's");
     }
     winner
 }
 
-/// Runs all of them from one starting line.
-pub(super) async fn together<F>(futures: Vec<F>) -> Vec<F::Output>
+/// Runs all of them from one barrier.
+pub(super) async fn run_together<F>(futures: Vec<F>) -> Vec<F::Output>
 where
     F: Future<Output: Send> + Send + 'static,
 {
@@ -205,11 +205,11 @@ where
 /// Enough that some arrive within one batch and some within the next.
 pub(super) const RACERS: usize = 200;
 
-/// Ten racers for each.
+/// Number of records that are raced for: ten racers for each.
 pub(super) const RECORDS: usize = 20;
 
-/// Who reap at once.
+/// Number of concurrent reapers.
 const REAPERS: usize = 8;
 
-/// Steps of each: two of them together would be enough for all.
+/// Steps of each reaper: two reapers alone would be enough for all records.
 const STEPS: usize = 20;

@@ -1,4 +1,4 @@
-//! What workers that nobody waits for ask of a store: renew, due, reap, keep.
+//! The part of a store that background chores use: renew, due, reap, put_if_absent.
 
 use std::time::Duration;
 
@@ -15,36 +15,36 @@ use super::{
     put, reap_all, refused, replace, take_over, telling,
 };
 
-/// Otherwise an Attempt's renewal would refuse its own finish.
+/// Otherwise an attempt's renewal would make the store refuse its own finish.
 pub async fn a_renewal_moves_the_due_instant_and_nothing_else(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
     let running = Draft { due_in: Some(SHORT), purge_in: Some(LONG), ..draft(&name, State::InProgress) };
-    let begun = put(&*store, &answering(insert(&name, running), b"kept")).await;
+    let first = put(&*store, &answering(insert(&name, running), b"kept")).await;
     subject.advance(TICK).await;
-    let until = renewed(&*store, &begun.record).await;
-    let after = load(&*store, name.id).await.expect("it stands");
-    assert_eq!(after.answer, begun.answer, "a renewal leaves the bodies alone");
-    let expected = Record { due_at: after.record.due_at, ..(*begun.record).clone() };
+    let until = renew_lease(&*store, &first.record).await;
+    let after = load(&*store, name.id).await.expect("it exists");
+    assert_eq!(after.answer, first.answer, "a renewal leaves the bodies alone");
+    let expected = Record { due_at: after.record.due_at, ..(*first.record).clone() };
     assert_eq!(*after.record, expected, "a renewal moves the due instant alone");
-    assert_eq!(after.record.due_at, Some(until), "what was told is what is stored");
+    assert_eq!(after.record.due_at, Some(until), "the returned instant is the stored one");
     let left = until.since(after.now);
     assert!(left <= LONG && left > LONG / 2, "it runs for the policy's lease from the store's now: {left:?}");
-    put(&*store, &replace(&begun.record, draft(&name, State::Completed))).await;
+    put(&*store, &replace(&first.record, draft(&name, State::Completed))).await;
 }
 
-/// A lease that another holds, that is over, or that never was can't be renewed.
+/// A lease that another attempt holds, that has ended, or that never existed can't be renewed.
 pub async fn a_renewal_at_another_version_is_lost(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let running = |name: &TestRecord| Draft { due_in: Some(LONG), ..draft(name, State::InProgress) };
-    let (held, other, done, none) =
+    let (live, other, done, none) =
         (TestRecord::fresh(), TestRecord::fresh(), TestRecord::fresh(), TestRecord::fresh());
-    let held = put(&*store, &insert(&held, running(&held))).await.record;
+    let live = put(&*store, &insert(&live, running(&live))).await.record;
     let other = put(&*store, &insert(&other, running(&other))).await.record;
     let done = put(&*store, &insert(&done, draft(&done, State::Completed))).await.record;
     let leases = vec![
         (none.id, Version { count: 1, nonce: nonce() }),
-        (held.id, held.version),
+        (live.id, live.version),
         (other.id, Version { nonce: Nonce(!other.version.nonce.0), ..other.version }),
         (other.id, Version { count: other.version.count + 1, ..other.version }),
         (done.id, done.version),
@@ -56,36 +56,36 @@ pub async fn a_renewal_at_another_version_is_lost(subject: &dyn StoreUnderTest) 
         assert_eq!(*fate == RenewOutcome::Lost, lost, "renewal {place} came out as {fate:?}");
     }
     for record in [other, done] {
-        let after = load(&*store, record.id).await.expect("it stands");
+        let after = load(&*store, record.id).await.expect("it exists");
         assert_eq!(after.record, record, "a lost renewal wrote");
     }
     assert!(store.renew(vec![]).await.expect("nothing to renew").is_empty());
 }
 
-/// The Version stays the same through every renewal, so the finish at the end still counts.
+/// The version stays the same through every renewal, so the finish at the end is still accepted.
 pub async fn a_long_run_is_renewed_again_and_again_and_still_finishes(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
     let running = Draft { due_in: Some(LONG), ..draft(&name, State::InProgress) };
-    let begun = put(&*store, &insert(&name, running.clone())).await;
-    let mut last = begun.record.due_at.expect("it holds a lease");
+    let first = put(&*store, &insert(&name, running.clone())).await;
+    let mut last = first.record.due_at.expect("it holds a lease");
     for _ in 0..20 {
         subject.advance(Duration::from_millis(1)).await;
-        let until = renewed(&*store, &begun.record).await;
+        let until = renew_lease(&*store, &first.record).await;
         assert!(until > last, "each renewal ends later than the one before");
         last = until;
-        refused(&*store, &take_over(&begun.record, running.clone()), "the lease is live").await;
+        refused(&*store, &take_over(&first.record, running.clone()), "the lease is live").await;
     }
-    put(&*store, &answering(replace(&begun.record, draft(&name, State::Completed)), b"done")).await;
-    let lost = store.renew(vec![(name.id, begun.record.version)]).await.expect("a renewal succeeds");
+    put(&*store, &answering(replace(&first.record, draft(&name, State::Completed)), b"done")).await;
+    let lost = store.renew(vec![(name.id, first.record.version)]).await.expect("a renewal succeeds");
     assert_eq!(lost, vec![RenewOutcome::Lost], "after the finish there is nothing to renew");
 }
 
-/// Only the state asked for, only what has passed, in order, up to the limit.
+/// Returns only the requested state, only lapsed instants, in order, up to the limit.
 pub async fn due_gives_one_state_longest_due_first(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let names: Vec<TestRecord> = (0..7).map(|_| TestRecord::fresh()).collect();
-    // A store may write what keeps something apart from what does not, at another instant: all of them do.
+    // A store may write records with a body separately from the others, at another instant: all of these have one.
     let due = |name: &TestRecord, state, due_in| {
         answering(insert(name, Draft { due_in, ..draft(name, state) }), b"beside")
     };
@@ -104,11 +104,11 @@ pub async fn due_gives_one_state_longest_due_first(subject: &dyn StoreUnderTest)
     )
     .await;
     subject.advance(TICK).await;
-    let found = store.due(State::Unknown, 3).await.expect("due is answered");
-    let ids: Vec<RecordId> = found.iter().map(|stored| stored.record.id).collect();
+    let due_records = store.due(State::Unknown, 3).await.expect("due is answered");
+    let ids: Vec<RecordId> = due_records.iter().map(|stored| stored.record.id).collect();
     assert_eq!(ids, [names[0].id, names[1].id, names[2].id], "longest due first, no more than asked");
-    assert_eq!(found[2].answer.as_deref(), Some(&b"beside"[..]), "with all that a load gives");
-    assert!(found.iter().all(|stored| stored.record.is_due(stored.now)), "nothing before its time");
+    assert_eq!(due_records[2].answer.as_deref(), Some(&b"beside"[..]), "with all that a load gives");
+    assert!(due_records.iter().all(|stored| stored.record.is_due(stored.now)), "nothing before its time");
     let all = store.due(State::Unknown, 100).await.expect("due is answered");
     assert_eq!(all.len(), 4, "neither the later nor the never due");
     let pending = store.due(State::Pending, 100).await.expect("due is answered");
@@ -128,7 +128,7 @@ pub async fn due_gives_one_state_longest_due_first(subject: &dyn StoreUnderTest)
     );
 }
 
-/// And never a row that has no such time.
+/// A row without such a time is never removed.
 pub async fn reaping_removes_the_oldest_first_and_nothing_before_its_time(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     reap_all(&*store, ReapTarget::Records).await;
@@ -158,8 +158,8 @@ pub async fn reaping_removes_the_oldest_first_and_nothing_before_its_time(subjec
     assert_eq!(reap(CURSOR_START, 100).await.removed, 0, "nothing is left to remove");
 }
 
-/// Of an expired record stay id, fingerprint, state and instants. It is a write: whoever read the record before it comes
-/// too late.
+/// An expired record keeps id, fingerprint, state and instants. Stripping is a write: a change that is based on an
+/// earlier read is refused.
 pub async fn an_expired_record_is_stripped_to_a_tombstone(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     reap_all(&*store, ReapTarget::Records).await;
@@ -168,15 +168,15 @@ pub async fn an_expired_record_is_stripped_to_a_tombstone(subject: &dyn StoreUnd
     let live = Draft { expires_in: Some(LONG), purge_in: Some(LONG), ..draft(&other, State::Completed) };
     let live = put(&*store, &answering(insert(&other, live), b"live")).await;
     subject.advance(TICK).await;
-    let kept = store.bodies(name.id, expired.record.birth).await.expect("bodies are read");
-    assert_eq!(kept.len(), 3, "answer, request and the result of a phase");
+    let bodies = store.bodies(name.id, expired.record.birth).await.expect("bodies are read");
+    assert_eq!(bodies.len(), 3, "answer, request and the result of a phase");
     let reaped = reap_all(&*store, ReapTarget::Records).await;
     assert_eq!((reaped.stripped, reaped.removed), (1, 0));
 
     let tomb = load(&*store, name.id).await.expect("the row stays");
     assert_eq!(tomb.answer, None, "the answer is gone");
-    let kept = store.bodies(name.id, expired.record.birth).await.expect("bodies are read");
-    assert_eq!(kept, vec![], "and all else that was kept beside it");
+    let bodies = store.bodies(name.id, expired.record.birth).await.expect("bodies are read");
+    assert_eq!(bodies, vec![], "and so are all other bodies");
     assert!(tomb.record.identity.is_forgotten(), "whose it was is not kept");
     let forgotten = Record {
         identity: tomb.record.identity.clone(),
@@ -201,7 +201,7 @@ pub async fn an_expired_record_is_stripped_to_a_tombstone(subject: &dyn StoreUnd
     assert_eq!(reap_all(&*store, ReapTarget::Records).await.stripped, 0, "it is stripped once");
 }
 
-/// As if it were absent: nothing of the tombstone shows through.
+/// The new generation begins as if the row were absent: nothing of the tombstone shows through.
 pub async fn a_tombstone_gives_way_to_a_new_generation_whole(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
@@ -215,16 +215,16 @@ pub async fn a_tombstone_gives_way_to_a_new_generation_whole(subject: &dyn Store
     again.clears_bodies = true;
     let birth = again.nonce;
     again.draft.as_mut().expect("it writes").birth = birth;
-    let begun = put(&*store, &again).await.record;
-    assert_eq!(begun.identity, name.identity, "whose it is stands there again");
+    let record = put(&*store, &again).await.record;
+    assert_eq!(record.identity, name.identity, "its identity is stored again");
     let finished = Draft { expires_in: Some(SHORT), purge_in: Some(LONG), ..draft(&name, State::Completed) };
-    put(&*store, &answering(replace(&begun, finished), b"again")).await;
+    put(&*store, &answering(replace(&record, finished), b"again")).await;
     subject.advance(TICK).await;
     assert_eq!(reap_all(&*store, ReapTarget::Records).await.stripped, 1, "and it is stripped in its turn");
     assert_eq!(load(&*store, name.id).await.expect("the row stays").answer, None);
 }
 
-/// What a person must look at stays, whole, until one did.
+/// A record that needs manual attention stays complete until an operator has handled it.
 pub async fn a_dead_letter_is_neither_stripped_nor_removed(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     reap_all(&*store, ReapTarget::Records).await;
@@ -239,18 +239,18 @@ pub async fn a_dead_letter_is_neither_stripped_nor_removed(subject: &dyn StoreUn
     let reaped = reap_all(&*store, ReapTarget::Records).await;
     assert_eq!((reaped.stripped, reaped.removed), (0, 0));
     assert_eq!(load(&*store, name.id).await.map(|stored| stored.record), Some(letter.record.clone()));
-    let seen = Draft {
+    let acknowledged = Draft {
         flags: Flags::default(),
         expires_in: Some(Duration::ZERO),
         purge_in: Some(Duration::ZERO),
         ..past
     };
-    put(&*store, &replace(&letter.record, seen)).await;
+    put(&*store, &replace(&letter.record, acknowledged)).await;
     subject.advance(TICK).await;
     assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 1, "then it goes");
 }
 
-/// The fingerprint of a tombstone is compared with nothing, so its secret may be retired.
+/// The fingerprint of a tombstone is never compared, so its secret may be retired.
 pub async fn a_tombstone_needs_no_secret(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
@@ -278,8 +278,8 @@ pub async fn a_tombstone_needs_no_secret(subject: &dyn StoreUnderTest) {
     assert!(!is_needed().await, "and no longer");
 }
 
-/// A dry run tells the truth, and touches nothing.
-pub async fn what_would_go_is_what_then_goes(subject: &dyn StoreUnderTest) {
+/// A dry run counts what a real run removes, and changes nothing.
+pub async fn a_reap_preview_matches_the_reap(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     reap_all(&*store, ReapTarget::Records).await;
     let mut changes = Vec::new();
@@ -300,14 +300,14 @@ pub async fn what_would_go_is_what_then_goes(subject: &dyn StoreUnderTest) {
     let reaped = reap_all(&*store, ReapTarget::Records).await;
     assert_eq!((reaped.stripped, reaped.removed), (3, 5));
     assert_eq!(ripe().await, ReapCount::default());
-    let running = load(&*store, running.id).await.expect("it stands");
+    let running = load(&*store, running.id).await.expect("it exists");
     assert_eq!(running.record.state, State::InProgress, "what has no such instant is left alone");
-    // Or the next who sweeps would find it.
+    // Otherwise the next test that looks for due records would find it.
     let done = TestRecord { id: running.record.id, identity: running.record.identity.clone() };
     put(&*store, &replace(&running.record, draft(&done, State::Completed))).await;
 }
 
-/// What happened to a record that is still there stays told, however long ago.
+/// The history of a record that still exists stays, however old it is.
 pub async fn history_goes_after_its_time_if_its_record_is_gone(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let (live, gone) = (TestRecord::fresh(), TestRecord::fresh());
@@ -316,21 +316,21 @@ pub async fn history_goes_after_its_time_if_its_record_is_gone(subject: &dyn Sto
     put(&*store, &telling(insert(&gone, going), HistoryKind::Settled, "gone")).await;
     subject.advance(TICK).await;
     let (at_once, later) = (ReapTarget::History { keep: SHORT }, ReapTarget::History { keep: LONG });
-    let told = async |name: &TestRecord| store.history(name.id).await.expect("a history is read").len();
+    let line_count = async |name: &TestRecord| store.history(name.id).await.expect("a history is read").len();
     reap_all(&*store, at_once).await;
-    assert_eq!((told(&live).await, told(&gone).await), (1, 1), "both records are there");
+    assert_eq!((line_count(&live).await, line_count(&gone).await), (1, 1), "both records are there");
     reap_all(&*store, ReapTarget::Records).await;
     assert_eq!(reap_all(&*store, later).await.removed, 0, "nothing goes before its time");
-    assert_eq!((told(&live).await, told(&gone).await), (1, 1));
+    assert_eq!((line_count(&live).await, line_count(&gone).await), (1, 1));
     let ripe = store.count_reapable(at_once).await.expect("it is counted");
     assert!(ripe.remove > 0 && ripe.strip == 0, "{ripe:?}");
     assert_eq!(reap_all(&*store, at_once).await.removed, ripe.remove, "what was counted goes");
-    assert_eq!((told(&live).await, told(&gone).await), (1, 0));
-    let stored = load(&*store, live.id).await.expect("it stands");
+    assert_eq!((line_count(&live).await, line_count(&gone).await), (1, 0));
+    let stored = load(&*store, live.id).await.expect("it exists");
     put(&*store, &replace(&stored.record, draft(&live, State::Completed))).await;
 }
 
-/// A record that will be stripped soon and stay for long, with all that a record can have.
+/// A record that will be stripped soon and removed much later, with every part that a record can have.
 fn expiring(name: &TestRecord) -> Change {
     let mut bytes = [0x5a; Fingerprint::LEN];
     bytes[0] = 1; // its version
@@ -379,7 +379,7 @@ pub async fn a_setting_changes_only_from_the_value_expected(subject: &dyn StoreU
     assert_eq!(other, None, "each name by itself");
 }
 
-/// The first writer's value is what everybody gets.
+/// Every later writer gets the first writer's value.
 pub async fn the_first_value_kept_stays(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = format!("contract {:016x}", nonce().0);
@@ -392,10 +392,10 @@ pub async fn the_first_value_kept_stays(subject: &dyn StoreUnderTest) {
     assert_eq!(other, Bytes::new(), "each name by itself, and nothing is a value too");
 }
 
-pub(super) async fn renewed(store: &dyn Store, record: &Record) -> ibid_core::time::Timestamp {
+pub(super) async fn renew_lease(store: &dyn Store, record: &Record) -> ibid_core::time::Timestamp {
     let fates = store.renew(vec![(record.id, record.version)]).await.expect("a renewal succeeds");
     match fates[..] {
         [RenewOutcome::Until(until)] => until,
-        _ => panic!("a lease that nobody else wants was not renewed: {fates:?}"),
+        _ => panic!("an uncontended lease was not renewed: {fates:?}"),
     }
 }

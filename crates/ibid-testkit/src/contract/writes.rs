@@ -1,4 +1,4 @@
-//! One Change after another: what counts, what is refused, and what is found afterwards.
+//! Single changes, one after another: which are accepted, which are refused, and what is stored afterwards.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,19 +16,19 @@ use super::{
     put, reap_all, refused, replace, take_over, telling,
 };
 
-/// `Expect::Absent` counts where no row stands, and only there.
-pub async fn an_insert_wins_only_where_no_row_stands(subject: &dyn StoreUnderTest) {
+/// `Expect::Absent` is accepted if no row exists, and only then.
+pub async fn an_insert_wins_only_if_no_row_exists(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
     assert_eq!(load(&*store, name.id).await, None, "a fresh name stands for nothing");
     let first = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
     let second = insert(&name, draft(&name, State::InProgress));
-    let winner = refused(&*store, &second, "a row stands").await.expect("the winner is told");
+    let winner = refused(&*store, &second, "a row exists").await.expect("the conflict has the winner");
     assert_eq!(winner.record, first.record, "the winner is the one that stands");
     assert!(!second.is_stored_as(&winner), "another's insert is not taken for one's own");
 }
 
-/// Count and nonce must both be what is stored.
+/// Count and nonce must both match the stored version.
 pub async fn a_write_at_another_version_is_refused(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
@@ -60,20 +60,20 @@ pub async fn a_write_at_another_version_is_refused(subject: &dyn StoreUnderTest)
     refused(&*store, &again, "its version was overwritten").await;
 }
 
-/// Who loses needs no second round trip to answer its client.
+/// The loser of a race needs no second round trip to answer its client.
 pub async fn a_lost_race_carries_the_newer_record_with_its_answer(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
-    let begun = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
-    let finish = answering(replace(&begun.record, draft(&name, State::Completed)), b"201 created");
+    let first = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
+    let finish = answering(replace(&first.record, draft(&name, State::Completed)), b"201 created");
     let finished = put(&*store, &finish).await;
     assert_eq!(finished.answer.as_deref(), Some(&b"201 created"[..]), "the answer is loaded with its record");
-    let late = answering(replace(&begun.record, draft(&name, State::Completed)), b"too late");
+    let late = answering(replace(&first.record, draft(&name, State::Completed)), b"too late");
     for loser in [late, insert(&name, draft(&name, State::InProgress))] {
-        let newer = refused(&*store, &loser, "the record had gone on").await.expect("a row stands");
+        let newer = refused(&*store, &loser, "the record had changed").await.expect("a row exists");
         assert_eq!(newer.record, finished.record, "a lost race carries the record that won");
         assert_eq!(newer.answer, finished.answer, "a lost race carries the answer that won");
-        assert!(newer.now >= finished.now, "what is told is told with the time");
+        assert!(newer.now >= finished.now, "the conflict has the store's time");
     }
 }
 
@@ -84,8 +84,8 @@ pub async fn a_takeover_is_judged_inside_the_write(subject: &dyn StoreUnderTest)
     let running = |name: &TestRecord| Draft { due_in: Some(LONG), ..draft(name, State::InProgress) };
 
     let name = TestRecord::fresh();
-    let held = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
-    let takeover = take_over(&held.record, running(&name));
+    let first = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
+    let takeover = take_over(&first.record, running(&name));
     refused(&*store, &takeover, "the record is never due").await;
 
     let name = TestRecord::fresh();
@@ -95,39 +95,39 @@ pub async fn a_takeover_is_judged_inside_the_write(subject: &dyn StoreUnderTest)
     let name = TestRecord::fresh();
     put(&*store, &insert(&name, lapsing(&name))).await;
     subject.advance(TICK).await;
-    let lapsed = load(&*store, name.id).await.expect("it stands");
+    let lapsed = load(&*store, name.id).await.expect("it exists");
     assert!(lapsed.record.is_due(lapsed.now), "the clock moved past the lease");
     store.renew(vec![(name.id, lapsed.record.version)]).await.expect("a renewal succeeds");
     refused(&*store, &take_over(&lapsed.record, running(&name)), "the lease was renewed since").await;
 
     let name = TestRecord::fresh();
-    let begun = put(&*store, &insert(&name, lapsing(&name))).await;
+    let lapsing_record = put(&*store, &insert(&name, lapsing(&name))).await;
     subject.advance(TICK).await;
-    let taken = put(&*store, &take_over(&begun.record, running(&name))).await;
-    let late = replace(&begun.record, draft(&name, State::Completed));
-    let holder = refused(&*store, &late, "the lease was taken over").await.expect("a row stands");
+    let taken = put(&*store, &take_over(&lapsing_record.record, running(&name))).await;
+    let late = replace(&lapsing_record.record, draft(&name, State::Completed));
+    let holder = refused(&*store, &late, "the lease was taken over").await.expect("a row exists");
     assert_eq!(holder.record.owner, taken.record.owner, "the silent holder learns who took over");
 }
 
-/// After a lost reply the same Change is sent again, and finds itself.
+/// After a lost reply the caller sends the same change again, and it finds itself stored.
 pub async fn a_repeated_write_is_recognised_by_its_own_nonce(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
     let begin = insert(&name, draft(&name, State::InProgress));
-    let begun = put(&*store, &begin).await;
-    let own = refused(&*store, &begin, "it was stored already").await.expect("a row stands");
+    let first = put(&*store, &begin).await;
+    let own = refused(&*store, &begin, "it was stored already").await.expect("a row exists");
     assert!(begin.is_stored_as(&own), "a repeated insert finds its own version");
-    let finish = answering(replace(&begun.record, draft(&name, State::Completed)), b"once");
+    let finish = answering(replace(&first.record, draft(&name, State::Completed)), b"once");
     let finish = telling(finish, HistoryKind::Settled, "once");
     put(&*store, &finish).await;
-    let own = refused(&*store, &finish, "it was stored already").await.expect("a row stands");
+    let own = refused(&*store, &finish, "it was stored already").await.expect("a row exists");
     assert!(finish.is_stored_as(&own), "a repeated update finds its own version");
     assert_eq!(own.answer.as_deref(), Some(&b"once"[..]), "and the answer it wrote");
     let lines = store.history(name.id).await.expect("a history is read");
     assert_eq!(lines.len(), 1, "the repetition wrote no second line");
 }
 
-/// The nonce tells generations apart even where the count starts anew.
+/// The nonce distinguishes generations even if the count starts again.
 pub async fn a_version_never_repeats_after_removal(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
@@ -140,11 +140,11 @@ pub async fn a_version_never_repeats_after_removal(subject: &dyn StoreUnderTest)
     assert_eq!(new.answer, None, "the removed record's answer went with it");
     assert_ne!(new.record.version, old.record.version, "versions never repeat");
     let late = replace(&old.record, draft(&name, State::Completed));
-    let stands = refused(&*store, &late, "its generation was removed").await.expect("a row stands");
+    let stands = refused(&*store, &late, "its generation was removed").await.expect("a row exists");
     assert_eq!(stands.record, new.record, "the new generation is untouched");
 }
 
-/// Some done, some refused, one large: each as if it were alone.
+/// Some changes are accepted, some refused, one is large: each as if it were alone.
 pub async fn one_changes_fate_never_touches_anothers(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let taken: Vec<TestRecord> = (0..4).map(|_| TestRecord::fresh()).collect();
@@ -162,24 +162,27 @@ pub async fn one_changes_fate_never_touches_anothers(subject: &dyn StoreUnderTes
     let fates = commit_all(&*store, batch).await;
     for name in &taken {
         let Commit::Conflict(Some(stored)) = &fates[&name.id] else { panic!("a taken name was taken again") };
-        assert_eq!(stored.record.state, State::InProgress, "the refusal tells what stood before");
-        let after = load(&*store, name.id).await.expect("it stands");
+        assert_eq!(stored.record.state, State::InProgress, "the refusal has the earlier record");
+        let after = load(&*store, name.id).await.expect("it exists");
         assert_eq!((after.record.state, after.answer), (State::InProgress, None), "a refused change wrote");
     }
     for (place, name) in free.iter().enumerate() {
-        assert!(matches!(fates[&name.id], Commit::Done(_)), "a free name was refused beside a taken one");
+        assert!(
+            matches!(fates[&name.id], Commit::Done(_)),
+            "a free name was refused together with a taken one"
+        );
         let answer = load(&*store, name.id).await.and_then(|stored| stored.answer).expect("it was written");
         assert_eq!(answer, if place == 0 { large.clone() } else { Bytes::from_static(b"small") });
     }
     assert!(store.commit(vec![]).await.is_empty(), "an empty batch has no fates");
 }
 
-/// All of a Change or nothing.
+/// A change is applied completely or not at all.
 pub async fn a_refused_change_leaves_no_body_and_no_history(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
-    let begun = put(&*store, &answering(insert(&name, draft(&name, State::InProgress)), b"kept")).await;
-    let mut stale = replace(&begun.record, draft(&name, State::Completed));
+    let first = put(&*store, &answering(insert(&name, draft(&name, State::InProgress)), b"kept")).await;
+    let mut stale = replace(&first.record, draft(&name, State::Completed));
     stale.expect = Expect::Version(Version { count: 1, nonce: nonce() });
     stale.clears_bodies = true;
     let late = telling(answering(stale, b"late"), HistoryKind::LateAnswer, "late");
@@ -191,12 +194,12 @@ pub async fn a_refused_change_leaves_no_body_and_no_history(subject: &dyn StoreU
     for change in [late, again] {
         refused(&*store, &change, "something else was stored").await;
     }
-    let after = load(&*store, name.id).await.expect("it stands");
-    assert_eq!((after.record, after.answer), (begun.record, begun.answer), "a refused change wrote");
+    let after = load(&*store, name.id).await.expect("it exists");
+    assert_eq!((after.record, after.answer), (first.record, first.answer), "a refused change wrote");
     assert_eq!(store.history(name.id).await.expect("a history is read"), vec![], "a refused change told");
 }
 
-/// The next generation under the same id never replays the answer of the one before.
+/// The next generation under the same id never replays the response of the one before.
 pub async fn a_body_of_an_old_generation_is_never_seen_by_a_new_one(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     for clears_bodies in [true, false] {
@@ -213,7 +216,7 @@ pub async fn a_body_of_an_old_generation_is_never_seen_by_a_new_one(subject: &dy
     }
 }
 
-/// Within a generation an answer stays until it is replaced or cleared.
+/// Within a generation a response stays until it is replaced or cleared.
 pub async fn an_answer_replaces_the_one_before_it(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
@@ -233,7 +236,7 @@ pub async fn an_answer_replaces_the_one_before_it(subject: &dyn StoreUnderTest) 
     assert_eq!(put(&*store, &clearing).await.answer, None, "a cleared answer is gone");
 }
 
-/// `Keep`, `Now` and `Clear`, each on each instant.
+/// Applies `Keep`, `Now` and `Clear` to each instant.
 pub async fn marks_keep_set_and_clear_instants(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let marked = |name: &TestRecord, mark| Draft {
@@ -276,8 +279,8 @@ pub async fn marks_keep_set_and_clear_instants(subject: &dyn StoreUnderTest) {
     }
 }
 
-/// Every field comes back as it went in, on an insert and on an update, at its extremes too.
-pub async fn what_is_loaded_is_what_the_change_said(subject: &dyn StoreUnderTest) {
+/// Every field is loaded as it was written, by an insert and by an update, at its extremes too.
+pub async fn a_loaded_record_equals_the_written_one(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     for state in State::ALL {
         let name = TestRecord::fresh();
@@ -357,8 +360,8 @@ pub async fn every_record_keeps_its_own_policy(subject: &dyn StoreUnderTest) {
         insert(name, Draft { policy: policy.clone(), ..draft(name, State::InProgress) })
     };
     commit_all(&*store, named.iter().map(begin).collect()).await;
-    let found = store.load(named.iter().map(|(name, _)| name.id).collect()).await.expect("a load succeeds");
-    for ((name, policy), stored) in named.iter().zip(found) {
+    let records = store.load(named.iter().map(|(name, _)| name.id).collect()).await.expect("a load succeeds");
+    for ((name, policy), stored) in named.iter().zip(records) {
         let stored = stored.expect("each stands at the place of its id");
         assert_eq!(
             (stored.record.id, &stored.record.policy),
@@ -368,43 +371,43 @@ pub async fn every_record_keeps_its_own_policy(subject: &dyn StoreUnderTest) {
     }
 }
 
-/// What is kept beside a record is found again, all of it and nothing of another generation.
+/// All bodies of a record's generation are loaded, and none of another generation.
 pub async fn bodies_are_found_by_their_generation(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
     let body = |kind, text: &'static str| StoredBody { kind, data: Bytes::from_static(text.as_bytes()) };
-    let mut begun = insert(&name, draft(&name, State::InProgress));
-    begun.bodies = vec![body(BodyKind::Request, "asked"), body(BodyKind::Phase(1), "one")];
-    let first = put(&*store, &begun).await.record;
+    let mut begin = insert(&name, draft(&name, State::InProgress));
+    begin.bodies = vec![body(BodyKind::Request, "asked"), body(BodyKind::Phase(1), "one")];
+    let first = put(&*store, &begin).await.record;
     let mut next = replace(&first, Draft { birth: first.birth, ..draft(&name, State::InProgress) });
     next.bodies = vec![body(BodyKind::Phase(2), ""), body(BodyKind::Phase(u16::MAX), "last")];
     put(&*store, &next).await;
-    let mut found = store.bodies(name.id, first.birth).await.expect("bodies are read");
-    found.sort();
+    let mut bodies = store.bodies(name.id, first.birth).await.expect("bodies are read");
+    bodies.sort();
     let kinds = [(BodyKind::Request, "asked"), (BodyKind::Phase(1), "one"), (BodyKind::Phase(2), "")];
-    let mut kept: Vec<_> =
+    let mut expected: Vec<_> =
         kinds.iter().map(|(kind, text)| (kind.code(), Bytes::from_static(text.as_bytes()))).collect();
-    kept.push((BodyKind::Phase(u16::MAX).code(), Bytes::from_static(b"last")));
-    assert_eq!(found, kept, "all that was kept is found");
+    expected.push((BodyKind::Phase(u16::MAX).code(), Bytes::from_static(b"last")));
+    assert_eq!(bodies, expected, "all that was kept is found");
     let other = Nonce(first.birth.0 ^ 1);
     assert_eq!(store.bodies(name.id, other).await.expect("bodies are read"), [], "another generation");
 }
 
-/// It tells, and leaves the record alone.
+/// It adds the history line, and leaves the record alone.
 pub async fn a_change_without_a_draft_only_adds_to_the_history(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
-    let mut told =
-        telling(insert(&name, draft(&name, State::InProgress)), HistoryKind::LateAnswer, "nobody here");
-    (told.draft, told.expect) = (None, Expect::Anything);
-    assert!(matches!(commit(&*store, &told).await, Commit::Done(_)), "a line needs no record");
+    let mut line =
+        telling(insert(&name, draft(&name, State::InProgress)), HistoryKind::LateAnswer, "no record");
+    (line.draft, line.expect) = (None, Expect::Anything);
+    assert!(matches!(commit(&*store, &line).await, Commit::Done(_)), "a line needs no record");
     assert_eq!(load(&*store, name.id).await, None, "a line makes no record");
     let stored = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
-    assert!(matches!(commit(&*store, &told).await, Commit::Done(_)), "a line fits every record");
+    assert!(matches!(commit(&*store, &line).await, Commit::Done(_)), "a line fits every record");
     assert_eq!(
         load(&*store, name.id).await.map(|s| s.record),
         Some(stored.record),
         "a line changed a record"
     );
-    assert_eq!(store.history(name.id).await.expect("a history is read").len(), 2, "both lines are told");
+    assert_eq!(store.history(name.id).await.expect("a history is read").len(), 2, "both lines are stored");
 }

@@ -1,6 +1,6 @@
-//! Where PostgreSQL is installed, who may run it, and the data directory that every server begins with.
+//! Finds the PostgreSQL installation and its user, and prepares the data directory that every server starts with.
 //!
-//! `initdb` takes seconds, so it runs once: its result is kept beside the build and copied for each server.
+//! `initdb` takes seconds, so it runs once: its result is stored next to the build and copied for each server.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -8,21 +8,21 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// One installation.
+/// A PostgreSQL installation on this machine.
 #[derive(Clone, Debug)]
 pub(super) struct Install {
     bin: PathBuf,
     version: String,
-    /// Whom the server runs as, if not ourselves: it refuses to run as root.
+    /// User that the server runs as, if not our own: it refuses to run as root.
     owner: Option<Owner>,
-    /// Where the template and the servers' directories are.
+    /// Directory of the template and the servers.
     home: PathBuf,
 }
 
-/// Where a server's files are.
+/// Storage of a server's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Medium {
-    /// In memory if there is room, otherwise on the disk. What the server flushed outlives its processes there as well.
+    /// In memory if there is room, otherwise on disk. Flushed data outlives the server's processes there as well.
     Memory,
     Disk,
 }
@@ -34,12 +34,13 @@ struct Owner {
 }
 
 impl Install {
-    /// Panics with what to do if there is none: a test that needs PostgreSQL and passes without one tells a lie.
+    /// Finds the installation. Panics with instructions if there is none, because a test that needs PostgreSQL must not
+    /// pass without it.
     pub(super) fn find() -> Install {
         let bin = bin_directory().unwrap_or_else(|| {
             panic!("PostgreSQL is not installed: run scripts/setup, or install the package `postgresql`")
         });
-        let version = said(Command::new(bin.join("postgres")).arg("--version"));
+        let version = output_of(Command::new(bin.join("postgres")).arg("--version"));
         let version =
             version.expect("postgres tells its version").replace(|c: char| !c.is_alphanumeric(), "-");
         let owner = rustix::process::geteuid().is_root().then(Owner::postgres);
@@ -48,17 +49,17 @@ impl Install {
         Install { bin, version, owner, home }
     }
 
-    /// A program of PostgreSQL, run as whoever owns the data.
+    /// Returns a command for a PostgreSQL program, run as the owner of the data.
     pub(super) fn as_owner(&self, program: &str) -> Command {
         self.command(program, &[])
     }
 
-    /// The same, told to end when the thread that started it dies.
+    /// Like [`Self::as_owner`], for a program that ends when the thread that started it dies.
     pub(super) fn as_owner_while_we_live(&self, program: &str) -> Command {
         self.command(program, &["--pdeathsig", "QUIT"])
     }
 
-    /// A client program.
+    /// Returns a command for a client program.
     pub(super) fn as_ourselves(&self, program: &str) -> Command {
         plain(Command::new(self.bin.join(program)))
     }
@@ -72,20 +73,20 @@ impl Install {
         plain(command)
     }
 
-    /// Runs a command that has to succeed.
+    /// Runs a command and panics if it fails.
     pub(super) fn must(&self, command: &mut Command) {
         let output = command.output().unwrap_or_else(|error| panic!("{command:?} did not run: {error}"));
         let complaint = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{command:?} failed: {complaint}");
     }
 
-    /// A directory for one server, in memory or on the disk.
+    /// Creates a directory for one server, in memory or on disk.
     pub(super) fn new_directory(&self, medium: Medium) -> PathBuf {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let home = self.swept(medium);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let directory = home.join(format!("{SERVER}{}-{count}", std::process::id()));
-        // A process with our pid may have been killed here before.
+        // A process with our pid may have been killed and left this directory.
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory).expect("a directory for a server");
         let data = directory.join("data");
@@ -94,14 +95,14 @@ impl Install {
         directory
     }
 
-    /// The directory of the server that the tests of this run share. It is there when this returns, whoever made it.
+    /// Creates the directory of the server that the tests of this run share, unless another test has done so.
     pub(super) fn shared_directory(&self, runner: i32, run: &str) -> PathBuf {
         let directory = self.swept(Medium::Memory).join(format!("{SERVER}{runner}-{run}"));
         fs::create_dir_all(&directory).expect("a directory for a server");
         directory
     }
 
-    /// Where such directories are, and nothing of servers whose process was killed.
+    /// Returns the parent of such directories, without those of servers whose process was killed.
     fn swept(&self, medium: Medium) -> PathBuf {
         let memory = if medium == Medium::Memory { memory() } else { None };
         let home = memory.unwrap_or_else(|| self.home.clone());
@@ -109,18 +110,18 @@ impl Install {
         home
     }
 
-    /// Whether this directory is in memory.
+    /// Returns whether this directory is in memory.
     pub(super) fn is_in_memory(&self, directory: &Path) -> bool {
         directory.starts_with(MEMORY)
     }
 
-    /// Writes a file that the server alone may read.
+    /// Writes a file that only the server may read.
     pub(super) fn put(&self, file: &Path, text: &str) {
         fs::write(file, text).expect("a file in our own directory");
         self.give(file, 0o600);
     }
 
-    /// Gives a directory the owner and the mode that PostgreSQL asks for.
+    /// Gives a directory the owner and the mode that PostgreSQL requires.
     fn hand_over(&self, data: &Path) {
         self.give(data, 0o700);
     }
@@ -140,7 +141,7 @@ impl Install {
         self.must(Command::new("cp").arg("-a").arg(template.join(".")).arg(data));
     }
 
-    /// Made by whoever comes first; the others wait for the lock, and find it whole or not at all.
+    /// Returns the template. The first caller makes it and the others wait for the lock; it is never partial.
     fn template(&self) -> PathBuf {
         let template = self.home.join(format!("template-{TEMPLATE}-{}", self.version));
         let lock = fs::File::create(template.with_extension("lock")).expect("a lock file");
@@ -151,7 +152,7 @@ impl Install {
             fs::create_dir(&making).expect("a directory for the template");
             self.hand_over(&making);
             let mut initdb = self.as_owner("initdb");
-            // Small segments make a small copy. Nobody keeps the template over a power cut.
+            // Small segments make a small copy. The template need not survive a power cut.
             initdb.args(["--no-sync", "--wal-segsize=1", "--no-locale", "--encoding=UTF8"]);
             initdb.args(["--auth=trust", "--username=postgres", "--pgdata"]).arg(&making);
             self.must(&mut initdb);
@@ -161,7 +162,7 @@ impl Install {
     }
 }
 
-/// Removes what is left of servers whose process was killed.
+/// Removes the directories of servers whose process was killed.
 fn sweep(home: &Path) {
     let Ok(entries) = fs::read_dir(home) else { return };
     for entry in entries.flatten() {
@@ -173,18 +174,18 @@ fn sweep(home: &Path) {
     }
 }
 
-/// Where files are kept in memory, if there is room for a server.
+/// Returns the directory for files in memory, if there is room for a server.
 fn memory() -> Option<PathBuf> {
-    let found = rustix::fs::statvfs(MEMORY).ok()?;
-    (found.f_bavail.saturating_mul(found.f_frsize) >= MEMORY_MIN).then(|| Path::new(MEMORY).join(SERVERS))
+    let stats = rustix::fs::statvfs(MEMORY).ok()?;
+    (stats.f_bavail.saturating_mul(stats.f_frsize) >= MEMORY_MIN).then(|| Path::new(MEMORY).join(SERVERS))
 }
 
 impl Owner {
     fn postgres() -> Owner {
         let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
         let fields = |line: &str| line.split(':').map(str::to_owned).collect::<Vec<_>>();
-        let found = users.lines().map(fields).find(|fields| fields[0] == "postgres");
-        let number = |place: usize| found.as_ref()?.get(place)?.parse().ok();
+        let user = users.lines().map(fields).find(|fields| fields[0] == "postgres");
+        let number = |place: usize| user.as_ref()?.get(place)?.parse().ok();
         let (Some(uid), Some(gid)) = (number(2), number(3)) else {
             panic!("PostgreSQL does not run as root, and there is no user `postgres` to run it as");
         };
@@ -192,7 +193,7 @@ impl Owner {
     }
 }
 
-/// Without what the environment says about other servers.
+/// Clears the environment, which may have settings for other servers.
 fn plain(mut command: Command) -> Command {
     let path = std::env::var_os("PATH").unwrap_or_default();
     command.env_clear().env("PATH", path).env("LC_ALL", "C").env("TZ", "UTC");
@@ -201,11 +202,11 @@ fn plain(mut command: Command) -> Command {
 
 fn bin_directory() -> Option<PathBuf> {
     let has_server = |bin: &PathBuf| bin.join("initdb").exists() && bin.join("postgres").exists();
-    let told = said(Command::new("pg_config").arg("--bindir")).map(PathBuf::from);
-    if let Some(bin) = told.filter(has_server) {
+    let configured = output_of(Command::new("pg_config").arg("--bindir")).map(PathBuf::from);
+    if let Some(bin) = configured.filter(has_server) {
         return Some(bin);
     }
-    // Where Debian keeps one directory per version, off the path.
+    // Debian has one directory per version, which is not in `PATH`.
     let versions = fs::read_dir("/usr/lib/postgresql").ok()?;
     let bins = versions.flatten().map(|version| version.path().join("bin")).filter(has_server);
     bins.max_by_key(|bin| {
@@ -214,12 +215,12 @@ fn bin_directory() -> Option<PathBuf> {
     })
 }
 
-fn said(command: &mut Command) -> Option<String> {
+fn output_of(command: &mut Command) -> Option<String> {
     let output = command.output().ok().filter(|output| output.status.success())?;
     Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
 }
 
-/// Beside the build if the server's owner can go there, else where temporary files are.
+/// Returns a directory next to the build if the server's owner can enter it, else the one for temporary files.
 fn home(by_another: bool) -> PathBuf {
     let open = |directory: &Path| fs::metadata(directory).is_ok_and(|found| found.mode() & 0o001 != 0);
     let beside = std::env::current_exe().ok().and_then(|exe| {
@@ -229,17 +230,17 @@ fn home(by_another: bool) -> PathBuf {
     beside.unwrap_or_else(std::env::temp_dir).join(SERVERS)
 }
 
-/// The directory that holds those of the servers.
+/// Parent directory of the servers' directories.
 const SERVERS: &str = "ibid-postgres";
 
-/// A file system in memory, where the system has one.
+/// A file system in memory, if the system has one.
 const MEMORY: &str = "/dev/shm";
 
 /// Plenty for a server, its log and the databases of the tests that run at one time.
 const MEMORY_MIN: u64 = 1 << 30;
 
-/// Begins the name of every server's directory.
+/// Prefix of every server's directory name.
 const SERVER: &str = "server-";
 
-/// Counts the ways in which a template was made: with another, old ones are not used.
+/// Version of the template's recipe: templates made by another version are not used.
 const TEMPLATE: u32 = 1;

@@ -1,4 +1,4 @@
-//! A primary and the one standby that follows it: enough for a failover.
+//! A primary and one standby that follows it: enough for a failover.
 
 use std::thread;
 use std::time::Instant;
@@ -8,24 +8,24 @@ use super::{HOST, LOOK_EVERY, Postgres, READY_WITHIN, USER};
 /// Two servers, the second a copy of the first.
 #[derive(Debug)]
 pub struct PostgresPair {
-    /// The one that takes writes.
+    /// The server that takes writes.
     pub primary: Postgres,
-    /// The one that follows it, under the name [`PostgresPair::STANDBY`].
+    /// The server that follows it, under the name [`PostgresPair::STANDBY`].
     pub standby: Postgres,
 }
 
 impl PostgresPair {
-    /// How the standby calls itself.
+    /// The `application_name` of the standby.
     pub const STANDBY: &'static str = "second";
 
-    /// Commits on the primary wait until the standby has them on disk.
+    /// Starts a pair in which commits on the primary wait until the standby has them on disk.
     pub fn synchronous() -> PostgresPair {
         let pair = PostgresPair::asynchronous();
         pair.make_synchronous();
         pair
     }
 
-    /// Commits on the primary wait for nobody.
+    /// Starts a pair in which commits on the primary do not wait for the standby.
     pub fn asynchronous() -> PostgresPair {
         let primary = Postgres::start();
         let standby = primary.standby(PostgresPair::STANDBY, &[]);
@@ -34,13 +34,13 @@ impl PostgresPair {
         pair
     }
 
-    /// From here on commits wait for the standby.
+    /// Makes commits wait for the standby from now on.
     pub fn make_synchronous(&self) {
         self.primary.set("synchronous_standby_names", PostgresPair::STANDBY);
         self.until_followed("sync_state = 'sync'");
     }
 
-    /// A database on both, wherever the primary is by then.
+    /// Returns a URL that names both servers, and so finds the current primary.
     pub fn url_for(&self, database: &str) -> String {
         let (first, second) = (self.primary.port(), self.standby.port());
         format!("postgres://{USER}@{HOST}:{first},{HOST}:{second}/{database}")
@@ -52,8 +52,8 @@ impl PostgresPair {
         self.standby.promote();
     }
 
-    /// The standby has what was committed so far, and hears of nothing that is committed from here on. Commits must
-    /// not wait for it.
+    /// Waits until the standby has every commit so far, then stops its replication. Commits must not wait for the
+    /// standby.
     pub fn cut_off(&self) {
         let now = self.primary.sql("postgres", "select pg_current_wal_lsn()");
         self.until_followed(&format!("flush_lsn >= '{now}'"));

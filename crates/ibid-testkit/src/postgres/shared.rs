@@ -1,9 +1,9 @@
-//! One server for all tests of a run, where each test has databases of its own.
+//! One server for all tests of a run, with separate databases for each test.
 //!
-//! A server of its own costs a test a copy of the data directory, a start and a stop. A database costs a tenth of that.
-//! Under `cargo nextest` each test is a process, so the first that asks starts the server beside the runner: a keeper
-//! stops it and removes its files as soon as the runner has ended, however that ended. Elsewhere the server belongs to
-//! the process, as any other.
+//! A separate server costs a test a copy of the data directory, a start and a stop. A database costs a tenth of that.
+//! Under `cargo nextest` each test is a process, so the first one that needs the server starts it together with a keeper
+//! process. The keeper stops the server and removes its files as soon as the runner has ended, for whatever reason.
+//! Elsewhere the server belongs to the process, like any other.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -17,7 +17,7 @@ use super::install::Install;
 use super::{LOOK_EVERY, PORT_TRIES, Postgres, READY_WITHIN, data, is_ready, settings_at};
 use crate::program::free_port;
 
-/// A handle on the shared server.
+/// Returns a handle on the shared server.
 pub(super) fn handle() -> Postgres {
     let (install, directory, port) = match std::env::var("NEXTEST_RUN_ID") {
         Ok(run) => of_run(&run),
@@ -35,14 +35,14 @@ pub(super) fn handle() -> Postgres {
     }
 }
 
-/// The server of this process. It ends with the process, and the next one that starts a server removes its files.
+/// Returns the server of this process. It ends with the process; the next process that starts a server removes its files.
 fn of_process() -> (Install, PathBuf, u16) {
     static SERVER: OnceLock<Postgres> = OnceLock::new();
     let server = SERVER.get_or_init(|| Postgres::start_with(&SETTINGS));
     (server.install.clone(), server.directory.clone(), server.port)
 }
 
-/// The server of this run of nextest, our parent. The first test starts it; the others wait for the lock.
+/// Returns the server of this run of nextest, our parent. The first test starts it; the others wait for the lock.
 fn of_run(run: &str) -> (Install, PathBuf, u16) {
     let install = Install::find();
     let runner = rustix::process::getppid().expect("nextest is our parent").as_raw_nonzero().get();
@@ -54,7 +54,7 @@ fn of_run(run: &str) -> (Install, PathBuf, u16) {
         return (install, directory, port.parse().expect("a port"));
     }
     install.fill(&directory);
-    // The port may be taken between our look and the server's bind.
+    // Another process may take the port between our check and the server's bind.
     let port = (0..PORT_TRIES).find_map(|_| start(&install, runner, &directory));
     let log = || fs::read_to_string(directory.join("log")).unwrap_or_default();
     let port = port.unwrap_or_else(|| panic!("PostgreSQL did not start:\n{}", log()));
@@ -62,7 +62,7 @@ fn of_run(run: &str) -> (Install, PathBuf, u16) {
     (install, directory, port)
 }
 
-/// Starts the server and its keeper; none if the server ended instead of taking connections.
+/// Starts the server and its keeper; `None` if the server ended instead of taking connections.
 #[expect(clippy::zombie_processes, reason = "the keeper outlives the test that starts it")]
 fn start(install: &Install, runner: i32, directory: &Path) -> Option<u16> {
     let port = free_port();
@@ -75,7 +75,7 @@ fn start(install: &Install, runner: i32, directory: &Path) -> Option<u16> {
     for (name, value) in settings_at(port).into_iter().chain(settings) {
         keeper.arg("-c").arg(format!("{name}={value}"));
     }
-    // The runner kills the process group of a test that takes too long.
+    // The runner kills the process group of a test that takes too long. The keeper must survive that.
     keeper.process_group(0).env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
     keeper.env("LC_ALL", "C").env("TZ", "UTC").current_dir("/");
     keeper.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.expect("a log file"));
@@ -106,6 +106,6 @@ wait
 [ -e "/proc/$runner" ] || rm -rf "$directory"
 "#;
 
-/// Many tests of one process may be at work at once, each with a pool or two. What they write is gone soon, so a small
+/// Many tests of one process may run at once, each with a pool or two. Their databases are dropped soon, so a small
 /// log is enough.
 const SETTINGS: [(&str, &str); 2] = [("max_connections", "400"), ("max_wal_size", "128MB")];

@@ -14,14 +14,14 @@ use uuid::Uuid;
 pub(super) struct ChargeOrder {
     /// In the smallest unit of the currency.
     pub(super) amount_cents: i64,
-    /// ISO 4217.
+    /// Currency code by ISO 4217.
     pub(super) currency: String,
     /// Customer whose card is charged.
     pub(super) customer_id: String,
     /// The merchant's id for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) reference: Option<String>,
-    /// The header `traceparent`.
+    /// Value of the header `traceparent`.
     #[serde(skip)]
     pub(super) traceparent: Option<String>,
 }
@@ -40,15 +40,15 @@ pub(super) enum ChargeStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct RecordedCharge {
-    /// The processor's id.
+    /// The processor's id for it.
     pub(super) charge_id: String,
-    /// Outcome.
+    /// Outcome of the charge.
     pub(super) status: ChargeStatus,
     /// Key of the request that made it.
     pub(super) idempotency_key: String,
     /// In the smallest unit of the currency.
     pub(super) amount_cents: i64,
-    /// ISO 4217.
+    /// Currency code by ISO 4217.
     pub(super) currency: String,
     /// Customer whose card was charged.
     pub(super) customer_id: String,
@@ -63,7 +63,7 @@ pub(super) struct RecordedCharge {
 /// Result of a request for a charge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ChargeEntry {
-    /// A new charge.
+    /// A charge under a new key.
     New(RecordedCharge),
     /// The earlier charge with this key.
     Repeated(RecordedCharge),

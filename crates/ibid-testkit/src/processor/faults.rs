@@ -20,10 +20,10 @@ pub(super) enum ChargeFault {
     Busy(Duration),
 }
 
-/// When a fault happens.
+/// Frequency of a fault.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum When {
-    /// With this probability.
+    /// At any request, with this probability.
     Chance(f64),
     /// At every nth request.
     Every(u64),
@@ -44,16 +44,16 @@ enum When {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ChargeFaults(Vec<(ChargeFault, When)>);
 
-/// Why a list of faults cannot be parsed.
+/// Error in a list of faults.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChargeFaultsError {
-    /// Not `name=when`.
+    /// An item is not `name=when`.
     #[error("`{0}` is not `name=when`, such as `timeout=0.1`")]
     Form(String),
-    /// No such fault.
+    /// The name of no fault.
     #[error("`{0}` is no fault: there are timeout, reset, error, late, refuse and busy")]
     Name(String),
-    /// Not a frequency.
+    /// A value that is no frequency.
     #[error("`{0}` is neither a probability (`0.1`) nor `every-N` nor `first`")]
     When(String),
     /// A duration where none is allowed, or not a duration.

@@ -103,7 +103,7 @@ const QUEUE_MAX: usize = 1024;
 /// With pauses that double from 200 ms: a merchant may restart for about 6 seconds.
 const TRIES_MAX: u32 = 6;
 
-/// See [`TRIES_MAX`].
+/// First of the pauses described at [`TRIES_MAX`].
 const PAUSE_FIRST: Duration = Duration::from_millis(200);
 
 /// A merchant stores the webhook and answers.

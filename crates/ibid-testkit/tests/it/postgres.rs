@@ -1,4 +1,4 @@
-//! The server for tests: it keeps what was committed, ends with its process, and its pieces make a failover.
+//! The server for tests: it preserves commits, ends with its process, and its parts make a failover.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -24,7 +24,7 @@ fn each_test_gets_separate_durable_databases() {
 }
 
 #[test]
-fn a_standby_takes_over_what_its_primary_had_committed() {
+fn a_promoted_standby_has_every_commit() {
     let mut pair = PostgresPair::synchronous();
     pair.primary.sql("postgres", "set synchronous_commit = remote_apply; create table t as select 7 as n");
     assert_eq!(pair.standby.sql("postgres", "select pg_is_in_recovery(), n from t"), "t|7");
@@ -38,20 +38,20 @@ fn a_server_that_is_killed_leaves_no_process_and_recovers() {
     let mut server = Postgres::start();
     server.sql("postgres", "create table t as select 7 as n");
     server.kill();
-    assert!(server.try_sql("postgres", "select 1").is_err(), "nobody answers");
-    // It would refuse if a process of the one before were left on its memory.
+    assert!(server.try_sql("postgres", "select 1").is_err(), "no server answers");
+    // It would refuse if a process of the previous server still used its memory.
     server.start_again();
     assert_eq!(server.sql("postgres", "select n from t"), "7");
     assert!(server.log().contains("not properly shut down"), "{}", server.log());
 }
 
-/// Run by the test below in a process of its own.
+/// Not a test by itself: the test below runs it in a separate process.
 #[test]
 #[ignore = "it is killed by another test"]
 fn a_process_that_is_killed() {
     let server = Postgres::start();
     println!("\npid {}", server.sql("postgres", "select pg_read_file('postmaster.pid', 0, 20)"));
-    // It is killed here; until then it waits for input that never comes.
+    // It is killed here; until then it waits for input that never arrives.
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
@@ -80,7 +80,7 @@ fn each_share_of_the_server_has_its_own_databases() {
     assert_eq!(other.sql("postgres", &gone), left, "on a disk it goes with the server");
 }
 
-/// Run by the test below in a run of its own.
+/// Not a test by itself: the test below runs it in a separate run.
 #[test]
 #[ignore = "it is a test of another run"]
 fn a_test_of_another_run() {
@@ -92,7 +92,7 @@ fn a_test_of_another_run() {
 
 #[test]
 fn the_shared_server_ends_with_its_run() {
-    // The shell is the runner.
+    // The shell plays the runner.
     let mut run = Command::new("sh");
     run.args(["-c", "\"$0\" --ignored --exact --nocapture postgres::a_test_of_another_run; true"]);
     run.arg(std::env::current_exe().expect("this test")).env("NEXTEST_RUN_ID", "another");
@@ -105,11 +105,11 @@ fn the_shared_server_ends_with_its_run() {
 
 /// A server that another process has started.
 ///
-/// A handle on the very process: its number may be given to another once it is gone.
+/// A handle on the process itself, because its pid may be reused once it has ended.
 struct Server(rustix::fd::OwnedFd);
 
 impl Server {
-    /// Reads what the other process prints about it.
+    /// Reads the server's pid from the other process's output.
     fn of(process: &mut std::process::Child) -> Server {
         let lines = BufReader::new(process.stdout.take().expect("it was piped")).lines();
         let pid = lines.map_while(Result::ok).find_map(|line| line.strip_prefix("pid ").map(str::to_owned));

@@ -1,4 +1,4 @@
-//! The simulated card processor: what it promises, each of its faults, and its webhooks.
+//! The simulated card processor: its promises, each of its faults, and its webhooks.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -56,7 +56,7 @@ async fn timeout_charges_and_never_answers() {
     client.send(&charge_request("k", 500)).await;
     let charging = async { while processor.charges("idempotencyKey").await.is_empty() {} };
     tokio::time::timeout(PATIENCE, charging).await.expect("the charge is made");
-    // An answer would have come with the charge.
+    // A response would have arrived together with the charge.
     assert!(tokio::time::timeout(Duration::from_millis(200), client.read()).await.is_err());
     client.hang_up();
     assert_eq!(processor.call(&charge_request("k", 500)).await.status, 201);

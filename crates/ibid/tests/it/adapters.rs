@@ -13,16 +13,16 @@ mod faults;
 mod transaction_end;
 mod values;
 
-use databases::Place;
+use databases::TestDatabase;
 
-/// One driver.
+/// One driver under test.
 pub(crate) trait Adapter: 'static {
     type Db: Database;
 
-    /// A pool of so many connections that waits so long, for one of them or for a lock.
-    async fn open(place: &Place, connections: usize, patience: Duration) -> Self::Db;
+    /// Opens a pool of `connections` that waits at most `patience` for a connection or a lock.
+    async fn open(test_db: &TestDatabase, connections: usize, patience: Duration) -> Self::Db;
 
-    /// A statement of the caller's own, by the driver itself.
+    /// Runs a statement of the caller, through the driver itself.
     async fn by_caller(tx: &mut <Self::Db as Database>::Tx, sql: &'static str) -> Result<(), TxError>;
 }
 
@@ -31,12 +31,12 @@ pub(crate) const PATIENT: Duration = Duration::from_secs(30);
 
 /// One test for each driver: a process and a server for each rule would cost minutes. Each rule has its own database.
 macro_rules! keeps_every_rule {
-    ($adapter:ty, $place:expr, [$($group:ident::$rule:ident),* $(,)?]) => {
+    ($adapter:ty, $test_db:expr, [$($group:ident::$rule:ident),* $(,)?]) => {
         #[tokio::test]
         async fn keeps_every_rule() {
-            let broken = super::keeps_the_rules_of_every_database::<$adapter>(&$place).await;
+            let broken = super::keeps_the_rules_of_every_database::<$adapter>(&$test_db).await;
             let own: &[Option<&str>] =
-                &[$(super::broken(stringify!($rule), super::$group::$rule::<$adapter>($place())).await),*];
+                &[$(super::broken(stringify!($rule), super::$group::$rule::<$adapter>($test_db())).await),*];
             let broken: Vec<&str> = broken.into_iter().chain(own.iter().copied().flatten()).collect();
             assert!(broken.is_empty(), "these rules are broken: {broken:?}");
         }
@@ -45,7 +45,7 @@ macro_rules! keeps_every_rule {
 
 macro_rules! on_sqlite {
     ($adapter:ty) => {
-        keeps_every_rule!($adapter, super::Place::sqlite, []);
+        keeps_every_rule!($adapter, super::TestDatabase::sqlite, []);
     };
 }
 
@@ -53,7 +53,7 @@ macro_rules! on_postgres {
     ($adapter:ty) => {
         keeps_every_rule!(
             $adapter,
-            super::Place::postgres,
+            super::TestDatabase::postgres,
             [
                 transaction_end::what_the_server_aborted_is_not_committed,
                 transaction_end::a_begin_that_was_given_up_leaves_no_transaction_open,
@@ -68,16 +68,19 @@ macro_rules! on_postgres {
 
         #[tokio::test]
         async fn a_server_that_is_gone_is_lost() {
-            super::faults::a_server_that_is_gone_is_lost::<$adapter>(super::Place::own_postgres()).await;
+            super::faults::a_server_that_is_gone_is_lost::<$adapter>(super::TestDatabase::own_postgres())
+                .await;
         }
     };
 }
 
-/// The names of those that are broken, of the rules that hold on every database.
-async fn keeps_the_rules_of_every_database<A: Adapter>(place: &impl Fn() -> Place) -> Vec<&'static str> {
+/// Returns the names of the broken rules, of those that apply to every database.
+async fn keeps_the_rules_of_every_database<A: Adapter>(
+    test_db: &impl Fn() -> TestDatabase,
+) -> Vec<&'static str> {
     macro_rules! all {
         ($($group:ident::$rule:ident),* $(,)?) => {
-            [$(broken(stringify!($rule), $group::$rule::<A>(place())).await),*]
+            [$(broken(stringify!($rule), $group::$rule::<A>(test_db())).await),*]
         };
     }
     let broken = all![
@@ -97,7 +100,7 @@ async fn keeps_the_rules_of_every_database<A: Adapter>(place: &impl Fn() -> Plac
     broken.into_iter().flatten().collect()
 }
 
-/// Runs one rule; its name if it is broken. How it is broken is on stderr by then.
+/// Runs one rule and returns its name if it is broken. The reason is then on stderr.
 async fn broken(name: &'static str, rule: impl Future<Output = ()>) -> Option<&'static str> {
     AssertUnwindSafe(rule).catch_unwind().await.err().map(|_| name)
 }
@@ -130,7 +133,7 @@ mod rusqlite {
     on_sqlite!(super::databases::RusqliteConnections);
 }
 
-/// A statement as this dialect wants it. It is never freed; a test has few.
+/// Builds a statement in this dialect. It is never freed; a test has few.
 fn sql(tx: &impl SqlTx, text: &str, columns: &'static [Type]) -> &'static Statement {
     let text = match tx.dialect() {
         Dialect::Postgres => text.to_owned(),
@@ -159,10 +162,10 @@ pub(crate) async fn number(tx: &mut impl SqlTx, text: &str) -> i64 {
     rows.remove(0).i64().unwrap()
 }
 
-/// A table with the rows 1 and 2, and the pool that made it.
-async fn with_table<A: Adapter>(place: &Place, connections: usize) -> A::Db {
+/// Creates a table with the rows 1 and 2, and returns the pool.
+async fn with_table<A: Adapter>(test_db: &TestDatabase, connections: usize) -> A::Db {
     use ibid::transaction::OwnedTx;
-    let pool = A::open(place, connections, PATIENT).await;
+    let pool = A::open(test_db, connections, PATIENT).await;
     let mut tx = pool.begin().await.unwrap();
     execute(&mut tx, "create table thing (id int8 primary key, n int8 not null)", &[]).await.unwrap();
     execute(&mut tx, "insert into thing (id, n) values (1, 0), (2, 0)", &[]).await.unwrap();

@@ -70,18 +70,18 @@ impl World {
         }
     }
 
-    async fn only(&self) -> StoredRecord {
+    async fn only_record(&self) -> StoredRecord {
         let mut all = self.store.list(RecordFilter::default()).await.expect("a list");
         assert_eq!(all.len(), 1, "one record");
         all.remove(0)
     }
 
     async fn state(&self) -> State {
-        self.only().await.record.state
+        self.only_record().await.record.state
     }
 }
 
-fn created() -> Response {
+fn created_response() -> Response {
     Response { status: 201, headers: vec![], body: Bytes::from_static(b"done"), trailers: vec![], version: 1 }
 }
 
@@ -102,7 +102,7 @@ async fn a_caller_dropped_during_begin_leaves_no_reservation() {
     loop {
         match world.begin("k").await {
             Begin::Run(attempt) => {
-                attempt.finish(created()).await;
+                attempt.finish(created_response()).await;
                 break;
             }
             Begin::Skip(Outcome::InFlight { .. }) => tokio::task::yield_now().await,
@@ -117,7 +117,7 @@ async fn a_caller_dropped_during_finish_still_stores_its_response() {
     let world = world(Policy::default()).await;
     let (attempt, begun) = (world.run("k").await, world.store.commits());
     world.store.set(StoreFault::Hangs);
-    let finish = tokio::spawn(async move { attempt.finish(created()).await });
+    let finish = tokio::spawn(async move { attempt.finish(created_response()).await });
     while world.store.commits() == begun {
         tokio::task::yield_now().await;
     }
@@ -156,7 +156,7 @@ async fn a_live_attempt_keeps_its_lease_until_max_run() {
     for _ in 0..25 {
         world.hands.advance(Duration::from_secs(20));
         tokio::time::sleep(Duration::from_secs(20)).await;
-        let record = world.only().await;
+        let record = world.only_record().await;
         assert!(!record.record.is_due(record.now), "renewed");
         assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::InFlight { .. })));
         assert_eq!(upkeep::sweep_once(&world.ibid).await.unwrap(), 0);
@@ -168,10 +168,10 @@ async fn a_live_attempt_keeps_its_lease_until_max_run() {
     world.hands.advance(started.elapsed());
     let taken = world.run("k").await;
     assert_eq!(taken.number(), 2);
-    // The first comes back: the record is no longer its own, and it learns what counts.
-    assert!(matches!(attempt.finish(created()).await, Outcome::Superseded(_)));
-    assert!(matches!(taken.finish(created()).await, Outcome::Completed(_)));
-    let history = world.store.history(world.only().await.record.id).await.unwrap();
+    // The first attempt returns. It no longer owns the record, and learns that another response counts.
+    assert!(matches!(attempt.finish(created_response()).await, Outcome::Superseded(_)));
+    assert!(matches!(taken.finish(created_response()).await, Outcome::Completed(_)));
+    let history = world.store.history(world.only_record().await.record.id).await.unwrap();
     let kinds: Vec<_> = history.iter().map(|(_, line)| line.what.name()).collect();
     assert_eq!(kinds, ["takeover", "late answer"]);
 }
@@ -180,11 +180,11 @@ async fn a_live_attempt_keeps_its_lease_until_max_run() {
 async fn an_attempt_past_half_its_lease_renews_before_its_first_byte() {
     let world = world(Policy::default()).await;
     let mut attempt = world.run("k").await;
-    let before = world.only().await.record.due_at;
+    let before = world.only_record().await.record.due_at;
     world.hands.advance(Duration::from_secs(31));
     tokio::time::advance(Duration::from_secs(31)).await;
     attempt.ready().await.expect("renewed in time");
-    assert!(world.only().await.record.due_at > before);
+    assert!(world.only_record().await.record.due_at > before);
     attempt.release(ErrorCode::ClientGone).await;
 
     let mut late = world.run("k").await;
@@ -206,7 +206,7 @@ async fn only_a_renewed_attempt_may_send_its_first_byte_late() {
     attempt.release(ErrorCode::ClientGone).await;
     renewal.await.expect("it ends with the attempt");
 
-    // Renewals that nobody confirms count for nothing.
+    // Renewals that the store does not confirm do not extend the lease.
     let mut silent = world.run("k").await;
     let renewal = tokio::spawn(silent.keep_alive());
     world.store.set(StoreFault::Down);
@@ -241,13 +241,13 @@ async fn changes_during_a_commit_go_into_the_next_one() {
 #[tokio::test]
 async fn a_completed_record_is_cached_for_cache_ttl_at_most() {
     let settings = || Settings { begin_timeout: Duration::from_millis(20), ..Settings::default() };
-    let kept = world_with(Policy::default(), settings()).await;
-    kept.run("k").await.finish(created()).await;
-    kept.store.set(StoreFault::Down);
-    assert!(matches!(kept.begin("k").await, Begin::Skip(Outcome::Completed(_))));
+    let cached = world_with(Policy::default(), settings()).await;
+    cached.run("k").await.finish(created_response()).await;
+    cached.store.set(StoreFault::Down);
+    assert!(matches!(cached.begin("k").await, Begin::Skip(Outcome::Completed(_))));
 
     let uncached = world_with(Policy::default(), Settings { cache_ttl: Duration::ZERO, ..settings() }).await;
-    uncached.run("k").await.finish(created()).await;
+    uncached.run("k").await.finish(created_response()).await;
     uncached.store.set(StoreFault::Down);
     assert!(uncached.ibid.begin(uncached.ask("k")).await.is_err());
 }
@@ -255,7 +255,7 @@ async fn a_completed_record_is_cached_for_cache_ttl_at_most() {
 #[tokio::test(start_paused = true)]
 async fn a_cached_record_is_read_again_after_cache_ttl() {
     let world = world(Policy::default()).await;
-    world.run("k").await.finish(created()).await;
+    world.run("k").await.finish(created_response()).await;
     world.store.set(StoreFault::Down);
     let ttl = Settings::default().cache_ttl;
     tokio::time::advance(ttl - Duration::from_millis(1)).await;
@@ -269,8 +269,8 @@ async fn attempts_that_live_at_once_are_bounded() {
     let world = world_with(Policy::default(), Settings { attempts_max: 2, ..Settings::default() }).await;
     let (first, second) = (world.run("a").await, world.run("b").await);
     assert!(world.ibid.begin(world.ask("c")).await.is_err());
-    first.finish(created()).await;
-    world.run("c").await.finish(created()).await;
+    first.finish(created_response()).await;
+    world.run("c").await.finish(created_response()).await;
     drop(second);
 }
 
@@ -298,9 +298,9 @@ async fn a_begin_repeated_after_a_refusal_keeps_its_reservation() {
             other => panic!("{other:?}"),
         }
     };
-    // The release of the first one finds another's record, and leaves it alone.
+    // The release of the first begin finds a record that it does not own, and leaves it alone.
     assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::InFlight { .. })));
-    attempt.finish(created()).await;
+    attempt.finish(created_response()).await;
     world.ibid.settled().await;
     assert_eq!(world.state().await, State::Completed);
 }
@@ -312,7 +312,7 @@ async fn a_finish_whose_caller_leaves_is_written_all_the_same() {
     attempt.ready().await.expect("a fresh lease");
     world.store.set(StoreFault::Hangs);
     let before = world.store.commits();
-    let finish = tokio::spawn(attempt.finish(created()));
+    let finish = tokio::spawn(attempt.finish(created_response()));
     while world.store.commits() == before {
         tokio::task::yield_now().await;
     }
@@ -326,18 +326,18 @@ async fn a_finish_whose_caller_leaves_is_written_all_the_same() {
 }
 
 #[tokio::test]
-async fn a_superseded_finish_is_answered_with_what_is_stored() {
+async fn a_superseded_finish_gets_the_stored_response() {
     let world = world(Policy { on_lapse: OnLapse::Retry, ..Policy::default() }).await;
     let first = world.run("k").await;
     world.hands.advance(Duration::from_secs(61));
     let other = Ibid::start(world.store.clone(), Settings::default()).await.expect("it starts");
     let ask = other.ask((*world.ask("k").identity).clone(), world.policy.clone(), Arc::new(Payment("b")));
     let Ok(Begin::Run(second)) = other.begin(ask).await else { panic!("a takeover") };
-    assert!(matches!(second.finish(created()).await, Outcome::Completed(_)));
-    let finished = first.finish(Response { status: 200, ..created() }).await;
+    assert!(matches!(second.finish(created_response()).await, Outcome::Completed(_)));
+    let finished = first.finish(Response { status: 200, ..created_response() }).await;
     let Outcome::Superseded(begun) = finished else { panic!("{finished:?}") };
     assert!(matches!(&*begun, Outcome::Completed(kept) if kept.response.status == 201));
-    assert!(world.only().await.record.flags.dead_letter, "a person must look at two answers");
+    assert!(world.only_record().await.record.flags.dead_letter, "two responses need an operator");
 }
 
 #[tokio::test]
@@ -355,7 +355,7 @@ async fn a_node_whose_secrets_were_taken_away_does_not_start() {
     let secret = Secret::new("an old secret of some length").expect("long enough");
     let world =
         world_with(Policy::default(), Settings { secrets: vec![secret], ..Settings::default() }).await;
-    world.run("k").await.finish(created()).await;
+    world.run("k").await.finish(created_response()).await;
     let refused = Ibid::start(world.store.clone(), Settings::default()).await.err();
     assert!(matches!(refused, Some(StartError::MissingSecret(_))));
 }
@@ -373,7 +373,7 @@ async fn a_shutdown_waits_for_begins_under_way() {
     }
     let mut settled = Box::pin(world.ibid.settled());
     let done = std::future::poll_fn(|cx| std::task::Poll::Ready(settled.as_mut().poll(cx).is_ready())).await;
-    assert!(!done, "a begin is under way");
+    assert!(!done, "a begin is in flight");
     world.store.set(StoreFault::None);
     settled.await;
     begin.await.unwrap().expect("the store answers");
@@ -390,7 +390,7 @@ async fn a_store_used_with_another_identity_is_refused() {
 #[tokio::test]
 async fn the_secret_is_made_once_and_every_node_of_the_store_uses_it() {
     let world = world(Policy::default()).await;
-    world.run("k").await.finish(created()).await;
+    world.run("k").await.finish(created_response()).await;
     let second = Ibid::start(world.store.clone(), Settings::default()).await.expect("it starts");
     let identity = world.ask("k").identity;
     let ask = second.ask((*identity).clone(), world.policy.clone(), Arc::new(Payment("b")));
@@ -408,7 +408,7 @@ async fn a_node_without_a_secret_that_records_name_does_not_start() {
         ..Settings::default()
     };
     let world = world_with(Policy::default(), with(&[old])).await;
-    world.run("k").await.finish(created()).await;
+    world.run("k").await.finish(created_response()).await;
     let refused = Ibid::start(world.store.clone(), with(&[new])).await.err();
     assert!(matches!(refused, Some(StartError::MissingSecret(id)) if id == secret(old).id()));
     let both = Ibid::start(world.store.clone(), with(&[new, old])).await.expect("it starts");
@@ -431,7 +431,7 @@ async fn the_sweeper_applies_the_rule_of_the_records_begin() {
         let world = world(Policy { on_lapse, ..Policy::default() }).await;
         let attempt = world.run("k").await;
         assert_eq!(upkeep::sweep_once(&world.ibid).await.unwrap(), 0, "a live lease is left alone");
-        // In steps that no clock watch takes for a jump would be too slow for a test: a fresh node has seen none.
+        // Small steps, which the clock watch does not take for a jump, would be too slow. A fresh node has seen no jump.
         world.hands.advance(Duration::from_secs(61));
         let sweeper = Ibid::start(world.store.clone(), Settings::default()).await.expect("it starts");
         assert_eq!(upkeep::sweep_once(&sweeper).await.unwrap(), 1);
@@ -463,7 +463,7 @@ async fn many_sweepers_at_once_settle_each_lapse_once() {
 async fn after_the_store_was_away_a_lapse_is_left_alone_for_one_lease() {
     let world = world(Policy { on_lapse: OnLapse::Retry, ..Policy::default() }).await;
     let attempt = world.run("k").await;
-    // Both clocks go together: nothing jumps.
+    // Both clocks advance together, so neither jumps.
     let pass = async |length| {
         world.hands.advance(length);
         tokio::time::sleep(length).await;
@@ -486,7 +486,7 @@ async fn after_the_store_was_away_a_lapse_is_left_alone_for_one_lease() {
 #[tokio::test]
 async fn the_reaper_removes_what_is_past_its_time_and_nothing_else() {
     let world = world(Policy::default()).await;
-    world.run("done").await.finish(created()).await;
+    world.run("done").await.finish(created_response()).await;
     let running = world.run("running").await;
     let (_, _late) = world.run("unknown").await.unknown(ErrorCode::Broken).await;
     world.hands.advance(Duration::from_secs(24 * 3600 - 1));
@@ -501,38 +501,38 @@ async fn the_reaper_removes_what_is_past_its_time_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn after_a_jump_of_the_stores_clock_nobody_takes_over_to_run() {
+async fn after_a_clock_jump_no_lapsed_request_runs_again() {
     let world = world(Policy { on_lapse: OnLapse::Retry, ..Policy::default() }).await;
     let attempt = world.run("k").await;
     world.hands.advance(Duration::from_secs(3600));
-    // The first look shows the jump; from then on the lapse may be none.
+    // The first look shows the jump. From then on the lapse may not be real.
     assert!(matches!(world.begin("other").await, Begin::Run(_)));
     assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::InFlight { .. })));
     assert_eq!(upkeep::sweep_once(&world.ibid).await.unwrap(), 0);
     assert_eq!(world.store.due(State::InProgress, 10).await.unwrap().len(), 1);
-    assert!(matches!(attempt.finish(created()).await, Outcome::Completed(_)));
+    assert!(matches!(attempt.finish(created_response()).await, Outcome::Completed(_)));
 }
 
 #[tokio::test]
 async fn an_overlong_lease_after_a_clock_step_is_corrected() {
     let world = world(Policy::default()).await;
     let attempt = world.run("k").await;
-    let start = world.only().await.now;
+    let start = world.only_record().await.now;
     world.hands.set(Timestamp::from_micros(start.as_micros() - 3_600_000_000));
     assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::InFlight { .. })));
     loop {
-        let stored = world.only().await;
+        let stored = world.only_record().await;
         if stored.record.due_at.expect("a lease").since(stored.now) <= Duration::from_secs(60) {
             break;
         }
         tokio::task::yield_now().await;
     }
-    assert!(matches!(attempt.finish(created()).await, Outcome::Completed(_)));
+    assert!(matches!(attempt.finish(created_response()).await, Outcome::Completed(_)));
 }
 
 #[tokio::test]
 async fn every_lapse_is_counted_once() {
-    // Of this thread alone, on which all tasks of this test run.
+    // A recorder for this thread only, on which all tasks of this test run.
     let recorder = PrometheusBuilder::new().build_recorder();
     let page = recorder.handle();
     let _counts = metrics::set_default_local_recorder(&recorder);
@@ -545,25 +545,28 @@ async fn every_lapse_is_counted_once() {
     for on_lapse in [OnLapse::Unknown, OnLapse::Retry, OnLapse::Fail] {
         let world = world(Policy { on_lapse, ..Policy::default() }).await;
         for (key, by_request) in [("request", true), ("sweeper", false)] {
-            // Its process is gone, so that nobody renews or ends it.
+            // Its process is gone: nothing renews or ends it.
             std::mem::forget(world.run(key).await);
             world.hands.advance(world.policy.lease);
             assert_eq!(counted(), lapses, "{on_lapse:?}: not noticed yet");
             lapses += 1;
-            // A node that has seen no jump of the clock.
+            // A node that has seen no clock jump.
             let node = Ibid::start(world.store.clone(), Settings::default()).await.expect("it starts");
             if by_request {
-                let begun = node.begin(world.ask(key)).await.expect("the store answers");
-                assert!(!matches!(begun, Begin::Skip(Outcome::InFlight { .. })), "{on_lapse:?}: {begun:?}");
+                let outcome = node.begin(world.ask(key)).await.expect("the store answers");
+                assert!(
+                    !matches!(outcome, Begin::Skip(Outcome::InFlight { .. })),
+                    "{on_lapse:?}: {outcome:?}"
+                );
                 assert_eq!(counted(), lapses, "{on_lapse:?}: by the request");
-                if let Begin::Run(attempt) = begun {
-                    attempt.finish(created()).await;
+                if let Begin::Run(attempt) = outcome {
+                    attempt.finish(created_response()).await;
                 }
             }
             upkeep::sweep_once(&node).await.expect("the store answers");
             assert_eq!(counted(), lapses, "{on_lapse:?}: once, by {key}");
             let _ = node.begin(world.ask(key)).await.expect("the store answers");
-            assert_eq!(counted(), lapses, "{on_lapse:?}: nobody counts it again");
+            assert_eq!(counted(), lapses, "{on_lapse:?}: it is not counted again");
             node.settled().await;
         }
     }

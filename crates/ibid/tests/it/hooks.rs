@@ -1,4 +1,4 @@
-//! Signed webhooks at the guard: what settles an unknown record, what is kept, and what is turned away.
+//! Signed webhooks at the guard: which settle an unknown record, which are stored, and which are refused.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -53,7 +53,7 @@ async fn world() -> World {
     World { app: layer.layer(router), ibid, store, hands, gate }
 }
 
-/// An answer that breaks off, after a permit if the request asks for that.
+/// Sends a response that breaks off, after a permit if the request asks for that.
 async fn pay(State(gate): State<Arc<Semaphore>>, headers: HeaderMap, _: Bytes) -> Response<Body> {
     match headers.get("x-do").map(|value| value.as_bytes()) {
         Some(b"gate") => gate.acquire().await.expect("an open gate").forget(),
@@ -92,7 +92,7 @@ fn hook() -> Hook {
 
 /// One webhook, before it is signed.
 #[derive(Clone)]
-struct Said {
+struct UnsignedWebhook {
     event: &'static str,
     body: String,
     source: &'static str,
@@ -104,11 +104,11 @@ fn now() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs() as i64
 }
 
-fn said(event: &'static str, kind: &str, key: &str) -> Said {
+fn unsigned_webhook(event: &'static str, kind: &str, key: &str) -> UnsignedWebhook {
     let body = json!({ "type": kind, "at": now(), "data": { "tenant": "ann", "key": key, "id": "ch_1" } });
-    // As it stands: an answer must come back byte by byte, numbers and all.
+    // Inserted as text: the response must be replayed byte by byte, numbers and all.
     let body = body.to_string().replacen("\"data\":{", "\"data\":{\"answer\": {\"amount\" : 1.10},", 1);
-    Said { event, body, source: "psp", secret: SECRET, signed_at: now() }
+    UnsignedWebhook { event, body, source: "psp", secret: SECRET, signed_at: now() }
 }
 
 impl World {
@@ -124,15 +124,16 @@ impl World {
         self.send(request.body(Body::from("{}")).expect("a request")).await
     }
 
-    /// Sends a webhook as the reference library signs it: status and result.
-    async fn hook(&self, said: &Said) -> (u16, String) {
-        let body = said.body.as_bytes();
-        let signature = Webhook::new(said.secret).expect("a secret").sign(said.event, said.signed_at, body);
-        let request = Request::post(format!("/.ibid/hooks/{}", said.source))
-            .header("webhook-id", said.event)
-            .header("webhook-timestamp", said.signed_at)
+    /// Sends a webhook, signed by the reference library, and returns status and result.
+    async fn hook(&self, webhook: &UnsignedWebhook) -> (u16, String) {
+        let body = webhook.body.as_bytes();
+        let signature =
+            Webhook::new(webhook.secret).expect("a secret").sign(webhook.event, webhook.signed_at, body);
+        let request = Request::post(format!("/.ibid/hooks/{}", webhook.source))
+            .header("webhook-id", webhook.event)
+            .header("webhook-timestamp", webhook.signed_at)
             .header("webhook-signature", signature.expect("a signature"))
-            .body(Body::from(said.body.clone()));
+            .body(Body::from(webhook.body.clone()));
         let (status, _, body) = self.send(request.expect("a request")).await;
         let body: Value = serde_json::from_slice(&body).expect("JSON");
         let word = body["result"].as_str().or(body["type"].as_str()).unwrap_or_default();
@@ -144,7 +145,7 @@ impl World {
         self.store.list(filter).await.expect("a list").pop().expect("a record").record
     }
 
-    /// From here on what was begun is over, and what happens from now on is after it.
+    /// Advances the clock past the end of all running attempts, so that later events postdate them.
     fn pass_the_attempts_end(&self) {
         // An event's age is counted in whole seconds, rounded up.
         self.hands.advance(Policy::default().over_in() + Duration::from_secs(30));
@@ -155,13 +156,13 @@ impl World {
         assert_eq!(self.record(key).await.state, RecordState::Unknown);
     }
 
-    /// The lines of this kind in a record's history.
+    /// Returns the lines of this kind in a record's history.
     async fn history(&self, key: &str, what: HistoryKind) -> Vec<String> {
         let lines = self.store.history(self.record(key).await.id).await.expect("a history");
         lines.into_iter().filter(|(_, line)| line.what == what).map(|(_, line)| line.detail).collect()
     }
 
-    /// Waits until somebody has settled the record.
+    /// Waits until the record is settled.
     async fn until_settled(&self, key: &str) {
         let settled = async {
             while self.record(key).await.state == RecordState::Unknown {
@@ -180,7 +181,7 @@ fn word(status: u16, word: &str) -> (u16, String) {
 async fn a_signed_webhook_settles_an_unknown_record() {
     let world = world().await;
     world.unknown("k").await;
-    assert_eq!(world.hook(&said("evt_1", "paid", "k")).await, word(200, "settled"));
+    assert_eq!(world.hook(&unsigned_webhook("evt_1", "paid", "k")).await, word(200, "settled"));
     let (status, headers, body) = world.pay("k", "break").await;
     assert_eq!((status, &body[..]), (201, &br#"{"amount" : 1.10}"#[..]));
     assert_eq!(headers["content-type"], "application/json");
@@ -188,9 +189,9 @@ async fn a_signed_webhook_settles_an_unknown_record() {
     let record = world.record("k").await;
     assert_eq!(record.note.provider_id.as_deref(), Some("ch_1"));
     assert!(!record.flags.dead_letter, "no person is needed any more");
-    let told = world.history("k", HistoryKind::Settled).await;
-    assert_eq!(told, ["webhook: executed (event `evt_1` of `psp`)"]);
-    assert_eq!(world.hook(&said("evt_1", "paid", "k")).await, word(200, "settled already"));
+    let history = world.history("k", HistoryKind::Settled).await;
+    assert_eq!(history, ["webhook: executed (event `evt_1` of `psp`)"]);
+    assert_eq!(world.hook(&unsigned_webhook("evt_1", "paid", "k")).await, word(200, "settled already"));
     assert_eq!(world.history("k", HistoryKind::Settled).await.len(), 1);
 }
 
@@ -198,11 +199,11 @@ async fn a_signed_webhook_settles_an_unknown_record() {
 async fn a_decline_is_an_answer_and_what_was_never_made_may_be_made() {
     let world = world().await;
     world.unknown("declined").await;
-    assert_eq!(world.hook(&said("evt_1", "declined", "declined")).await.0, 200);
+    assert_eq!(world.hook(&unsigned_webhook("evt_1", "declined", "declined")).await.0, 200);
     assert_eq!(world.pay("declined", "answer").await.0, 402, "the decline is replayed, nothing runs");
     world.unknown("void").await;
     world.pass_the_attempts_end();
-    assert_eq!(world.hook(&said("evt_2", "void", "void")).await, word(200, "settled"));
+    assert_eq!(world.hook(&unsigned_webhook("evt_2", "void", "void")).await, word(200, "settled"));
     assert_eq!(world.record("void").await.state, RecordState::Retryable);
     assert_eq!(world.pay("void", "answer").await.0, 201, "it is run again");
 }
@@ -219,11 +220,15 @@ async fn not_executed_is_ignored_while_it_could_still_execute() {
         tokio::task::yield_now().await;
     }
     world.hands.advance(Duration::from_secs(10));
-    let void = said("evt_1", "void", "k");
+    let void = unsigned_webhook("evt_1", "void", "k");
     assert_eq!(world.hook(&void).await, word(200, "premature"), "it runs");
     world.gate.add_permits(1);
     assert_eq!(paying.await.expect("no panic").expect("an answer").status(), 502);
-    assert_eq!(world.hook(&said("evt_2", "void", "k")).await, word(200, "premature"), "it has just run");
+    assert_eq!(
+        world.hook(&unsigned_webhook("evt_2", "void", "k")).await,
+        word(200, "premature"),
+        "it has just run"
+    );
     world.pass_the_attempts_end();
     assert_eq!(
         upkeep::apply_evidence_once(&world.ibid).await.expect("a round"),
@@ -231,16 +236,16 @@ async fn not_executed_is_ignored_while_it_could_still_execute() {
         "it does not count later, either"
     );
     assert_eq!(world.hook(&void).await, word(200, "duplicate"), "told again it is no younger");
-    let mut late = said("evt_3", "void", "k");
+    let mut late = unsigned_webhook("evt_3", "void", "k");
     late.body = late.body.replacen("\"at\":", &format!("\"at\":{},\"then\":", late.signed_at - 60), 1);
-    assert_eq!(world.hook(&late).await, word(200, "premature"), "it was long under way");
-    assert_eq!(world.pay("k", "answer").await.0, 409, "nothing runs beside what may be running");
-    assert_eq!(world.hook(&said("evt_4", "void", "k")).await, word(200, "settled"));
+    assert_eq!(world.hook(&late).await, word(200, "premature"), "it is from before the attempt's end");
+    assert_eq!(world.pay("k", "answer").await.0, 409, "no second run while the first may still run");
+    assert_eq!(world.hook(&unsigned_webhook("evt_4", "void", "k")).await, word(200, "settled"));
     assert_eq!(world.pay("k", "answer").await.0, 201);
 }
 
 #[tokio::test]
-async fn an_early_webhook_settles_the_record_as_soon_as_nobody_knows() {
+async fn an_early_webhook_is_applied_once_the_record_is_unknown() {
     let world = world().await;
     let paying = tokio::spawn({
         let app = world.app.clone();
@@ -250,8 +255,12 @@ async fn an_early_webhook_settles_the_record_as_soon_as_nobody_knows() {
     while world.store.list(RecordFilter::default()).await.expect("a list").is_empty() {
         tokio::task::yield_now().await;
     }
-    assert_eq!(world.hook(&said("evt_1", "declined", "k")).await, word(202, "kept"));
-    assert_eq!(world.hook(&said("evt_1", "declined", "k")).await, word(202, "kept"), "it may come again");
+    assert_eq!(world.hook(&unsigned_webhook("evt_1", "declined", "k")).await, word(202, "kept"));
+    assert_eq!(
+        world.hook(&unsigned_webhook("evt_1", "declined", "k")).await,
+        word(202, "kept"),
+        "it may be delivered again"
+    );
     assert_eq!(world.record("k").await.state, RecordState::InProgress, "nothing changes before");
     world.gate.add_permits(1);
     assert_eq!(paying.await.expect("no panic").expect("an answer").status(), 502);
@@ -265,12 +274,12 @@ async fn an_early_webhook_settles_the_record_as_soon_as_nobody_knows() {
 }
 
 #[tokio::test]
-async fn what_a_crash_left_unused_is_used_by_upkeep() {
+async fn upkeep_applies_evidence_that_a_crash_left_unused() {
     let world = world().await;
     world.unknown("k").await;
     world.pass_the_attempts_end();
     let record = world.record("k").await;
-    // As if the process had died between keeping the evidence and weighing it.
+    // As if the process had died between storing the evidence and applying it.
     let evidence = ibid_core::evidence::Evidence {
         name: ibid_core::evidence::EventName { source: "psp".into(), event: "evt_1".into() },
         about: ibid_core::evidence::EvidenceSubject::Record(record.id),
@@ -278,8 +287,10 @@ async fn what_a_crash_left_unused_is_used_by_upkeep() {
         what: ibid_core::machine::Observation::NotExecuted,
         age: Duration::ZERO,
     };
-    let kept = Duration::from_secs(3600);
-    ibid_core::evidence::EvidenceStore::insert_evidence(&*world.store, evidence, kept).await.expect("kept");
+    let retention = Duration::from_secs(3600);
+    ibid_core::evidence::EvidenceStore::insert_evidence(&*world.store, evidence, retention)
+        .await
+        .expect("kept");
     assert_eq!(upkeep::apply_evidence_once(&world.ibid).await.expect("a round"), 1);
     assert_eq!(world.record("k").await.state, RecordState::Retryable);
     assert_eq!(upkeep::apply_evidence_once(&world.ibid).await.expect("a round"), 0);
@@ -290,7 +301,7 @@ async fn a_used_event_never_settles_a_later_attempt() {
     let world = world().await;
     world.unknown("k").await;
     world.pass_the_attempts_end();
-    let void = said("evt_1", "void", "k");
+    let void = unsigned_webhook("evt_1", "void", "k");
     assert_eq!(world.hook(&void).await, word(200, "settled"));
     world.hands.advance(Duration::from_secs(1));
     world.unknown("k").await;
@@ -298,46 +309,51 @@ async fn a_used_event_never_settles_a_later_attempt() {
     world.pass_the_attempts_end();
     assert_eq!(world.hook(&void).await, word(200, "duplicate"), "it spoke of the first attempt");
     assert_eq!(world.record("k").await.state, RecordState::Unknown);
-    assert_eq!(world.hook(&said("evt_2", "paid", "k")).await, word(200, "settled"));
+    assert_eq!(world.hook(&unsigned_webhook("evt_2", "paid", "k")).await, word(200, "settled"));
 }
 
 #[tokio::test]
 async fn an_event_from_before_the_attempt_never_settles_it() {
     let world = world().await;
     world.unknown("k").await;
-    let mut old = said("evt_1", "paid", "k");
+    let mut old = unsigned_webhook("evt_1", "paid", "k");
     old.body = old.body.replacen("\"at\":", &format!("\"at\":{},\"then\":", old.signed_at - 60), 1);
     assert_eq!(world.hook(&old).await, word(200, "stale"));
     assert_eq!(world.record("k").await.state, RecordState::Unknown);
-    // The provider's clock may be far from the store's: its own two instants are compared with each other.
+    // The provider's clock may differ from the store's, so the provider's own two instants are compared.
     world.hands.advance(Duration::from_secs(120));
     assert_eq!(world.hook(&old).await, word(200, "settled"), "by now it is from after the attempt's begin");
 }
 
 #[tokio::test]
-async fn whoever_can_not_sign_learns_nothing() {
+async fn an_unsigned_webhook_learns_nothing() {
     let world = world().await;
     world.unknown("k").await;
-    let good = said("evt_1", "paid", "k");
+    let good = unsigned_webhook("evt_1", "paid", "k");
     let other = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
     let wrong = [
-        Said { secret: other, ..good.clone() },
-        Said { source: "nobody", ..good.clone() },
-        Said { source: "psp/", ..good.clone() },
-        Said { signed_at: now() - 310, ..good.clone() },
-        Said { signed_at: now() + 310, ..good.clone() },
+        UnsignedWebhook { secret: other, ..good.clone() },
+        UnsignedWebhook { source: "unknown", ..good.clone() },
+        UnsignedWebhook { source: "psp/", ..good.clone() },
+        UnsignedWebhook { signed_at: now() - 310, ..good.clone() },
+        UnsignedWebhook { signed_at: now() + 310, ..good.clone() },
     ];
-    for said in &wrong {
-        assert_eq!(world.hook(said).await, word(401, "urn:ibid:problem:hook-refused"), "{}", said.source);
+    for webhook in &wrong {
+        assert_eq!(
+            world.hook(webhook).await,
+            word(401, "urn:ibid:problem:hook-refused"),
+            "{}",
+            webhook.source
+        );
     }
     let bare = Request::post("/.ibid/hooks/psp").body(Body::from(good.body.clone())).expect("a request");
     let unknown =
-        Request::post("/.ibid/hooks/nobody").body(Body::from(good.body.clone())).expect("a request");
+        Request::post("/.ibid/hooks/unknown").body(Body::from(good.body.clone())).expect("a request");
     let (bare, unknown) = (world.send(bare).await, world.send(unknown).await);
     assert_eq!(bare.0, 401);
     assert_eq!((bare.0, &bare.1, &bare.2), (unknown.0, &unknown.1, &unknown.2), "byte by byte the same");
     let large =
-        Request::post("/.ibid/hooks/nobody").body(Body::from(vec![b' '; 300 << 10])).expect("a request");
+        Request::post("/.ibid/hooks/unknown").body(Body::from(vec![b' '; 300 << 10])).expect("a request");
     assert_eq!(world.send(large).await.0, 413);
     assert_eq!(world.record("k").await.state, RecordState::Unknown);
     assert!(
@@ -350,7 +366,7 @@ async fn whoever_can_not_sign_learns_nothing() {
 async fn a_webhook_speaks_of_its_own_tenants_record_alone() {
     let world = world().await;
     world.unknown("k").await;
-    let mut other = said("evt_1", "paid", "k");
+    let mut other = unsigned_webhook("evt_1", "paid", "k");
     other.body = other.body.replacen("\"tenant\":\"ann\"", "\"tenant\":\"bob\"", 1);
     assert_eq!(world.hook(&other).await, word(202, "kept"), "bob has no such record");
     assert_eq!(world.record("k").await.state, RecordState::Unknown);
@@ -361,12 +377,12 @@ async fn a_webhook_speaks_of_its_own_tenants_record_alone() {
 async fn an_unmapped_event_is_ignored_but_an_unreadable_one_refused() {
     let world = world().await;
     world.unknown("k").await;
-    assert_eq!(world.hook(&said("evt_1", "created", "k")).await, word(200, "ignored"));
-    let paid = said("evt_2", "paid", "k");
+    assert_eq!(world.hook(&unsigned_webhook("evt_1", "created", "k")).await, word(200, "ignored"));
+    let paid = unsigned_webhook("evt_2", "paid", "k");
     for (what, instead) in [("\"type\"", "\"kind\""), ("\"key\"", "\"kee\""), ("\"at\"", "\"ta\""), ("}", "")]
     {
         let body = paid.body.replacen(what, instead, 1);
-        let lacking = Said { body, ..paid.clone() };
+        let lacking = UnsignedWebhook { body, ..paid.clone() };
         assert_eq!(world.hook(&lacking).await, word(422, "urn:ibid:problem:hook-unreadable"), "{what}");
     }
     assert_eq!(world.record("k").await.state, RecordState::Unknown);
@@ -377,22 +393,22 @@ async fn a_webhook_that_could_not_be_kept_is_to_be_sent_again() {
     let world = world().await;
     world.unknown("k").await;
     world.store.set(StoreFault::Down);
-    assert_eq!(world.hook(&said("evt_1", "paid", "k")).await.0, 503);
+    assert_eq!(world.hook(&unsigned_webhook("evt_1", "paid", "k")).await.0, 503);
     world.store.set(StoreFault::None);
-    assert_eq!(world.hook(&said("evt_1", "paid", "k")).await, word(200, "settled"));
+    assert_eq!(world.hook(&unsigned_webhook("evt_1", "paid", "k")).await, word(200, "settled"));
 }
 
 #[tokio::test]
-async fn a_stored_answer_never_changes_and_a_contradiction_is_told() {
+async fn a_contradicting_webhook_changes_no_stored_response() {
     let world = world().await;
     assert_eq!(world.pay("k", "answer").await.0, 201);
-    assert_eq!(world.hook(&said("evt_1", "paid", "k")).await, word(200, "settled already"));
+    assert_eq!(world.hook(&unsigned_webhook("evt_1", "paid", "k")).await, word(200, "settled already"));
     assert!(world.history("k", HistoryKind::LateAnswer).await.is_empty(), "it says the same");
     for _ in 0..2 {
-        world.hook(&said("evt_2", "declined", "k")).await;
+        world.hook(&unsigned_webhook("evt_2", "declined", "k")).await;
     }
-    let told = world.history("k", HistoryKind::LateAnswer).await;
-    assert_eq!(told, ["webhook: executed with 402, although it is completed (event `evt_2` of `psp`)"]);
+    let history = world.history("k", HistoryKind::LateAnswer).await;
+    assert_eq!(history, ["webhook: executed with 402, although it is completed (event `evt_2` of `psp`)"]);
     assert_eq!(world.pay("k", "break").await.2, b"answered");
 }
 
@@ -426,7 +442,7 @@ async fn a_hook_that_can_not_be_used_is_refused_at_the_start() {
         hook.mapping.not_executed.clear();
         hook.mapping.event_time = None;
     };
-    assert_eq!(refused(plain(), only_executed), "", "what was executed stays so, whenever it is told");
+    assert_eq!(refused(plain(), only_executed), "", "an execution is final, whenever it is reported");
     let elsewhere = |hook: &mut Hook| {
         if let HookTarget::Record { operation, .. } = &mut hook.mapping.target {
             operation.method = "PUT".into();

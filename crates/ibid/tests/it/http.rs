@@ -1,5 +1,5 @@
-//! The guard around a real axum router, on the memory store with a clock that the test moves. Longer than most files
-//! because it is a list over one small API: each test stands alone.
+//! The guard around a real axum router, on the memory store with a manual clock. Longer than most files, because it is
+//! a list of independent tests over one small API.
 
 mod policy_keys;
 mod proof;
@@ -31,11 +31,11 @@ use ibid_testkit::faults::{FaultyStore, StoreFault};
 use tokio::sync::{Notify, Semaphore};
 use tower::{Layer, Service, ServiceExt};
 
-/// An API that counts its runs and answers as the request's `x-do` field says.
+/// An API that counts its runs and responds as the request's `x-do` field says.
 #[derive(Clone, Default)]
 struct Api {
     runs: Arc<AtomicUsize>,
-    /// Told when a run begins.
+    /// Notified when a run begins.
     begun: Arc<Notify>,
     /// A run with `x-do: gate` waits for a permit.
     gate: Option<Arc<Semaphore>>,
@@ -160,7 +160,7 @@ async fn handle(State(api): State<Api>, headers: HeaderMap, body: Bytes) -> Resp
     }
 }
 
-/// One request; the body is read to its end.
+/// A response whose body is read to its end.
 struct AttemptResponse {
     status: u16,
     headers: HeaderMap,
@@ -220,7 +220,7 @@ impl World {
         read(self.app.clone().oneshot(post.build()).await).await
     }
 
-    fn sent(&self, post: Post) -> tokio::task::JoinHandle<AttemptResponse> {
+    fn spawn_send(&self, post: Post) -> tokio::task::JoinHandle<AttemptResponse> {
         let call = self.app.clone().oneshot(post.build());
         tokio::spawn(async move { read(call.await).await })
     }
@@ -237,7 +237,7 @@ impl World {
         self.store.list(RecordFilter::default()).await.unwrap().len()
     }
 
-    /// The state of the only record.
+    /// Returns the state of the only record.
     async fn state(&self) -> String {
         let records = self.store.list(RecordFilter::default()).await.unwrap();
         assert_eq!(records.len(), 1, "one record");
@@ -312,7 +312,7 @@ async fn a_missing_or_unreadable_key_stores_nothing() {
 #[tokio::test]
 async fn a_mismatch_is_refused_in_every_state_before_409() {
     let world = world(Policy { wait: Duration::ZERO, ..Policy::default() }).await;
-    let running = world.sent(pay("k").does("gate"));
+    let running = world.spawn_send(pay("k").does("gate"));
     world.api.begun.notified().await;
     let other = || pay("k").does("gate").body("other");
     assert_eq!(world.send(other()).await.problem(), "key-reused");
@@ -337,7 +337,7 @@ async fn a_mismatch_is_refused_in_every_state_before_409() {
 #[tokio::test]
 async fn forty_at_once_run_once_and_get_equal_answers() {
     let world = world(Policy::default()).await;
-    let all: Vec<_> = (0..40).map(|_| world.sent(pay("k").does("gate"))).collect();
+    let all: Vec<_> = (0..40).map(|_| world.spawn_send(pay("k").does("gate"))).collect();
     world.api.begun.notified().await;
     world.open_gate(40);
     let mut replays = 0;
@@ -352,7 +352,7 @@ async fn forty_at_once_run_once_and_get_equal_answers() {
 #[tokio::test]
 async fn a_client_that_will_not_wait_gets_409_with_retry_after() {
     let world = world(Policy::default()).await;
-    let running = world.sent(pay("k/1").does("gate"));
+    let running = world.spawn_send(pay("k/1").does("gate"));
     world.api.begun.notified().await;
     let refused = world.send(pay("k/1").does("gate").with("prefer", "wait=0")).await;
     assert_eq!((refused.status, refused.problem().as_str()), (409, "request-in-progress"));
@@ -366,7 +366,7 @@ async fn a_client_that_will_not_wait_gets_409_with_retry_after() {
 #[tokio::test]
 async fn in_flight_conflict_refuses_at_once() {
     let world = world(Policy { in_flight: InFlight::Conflict, ..Policy::default() }).await;
-    let running = world.sent(pay("k").does("gate"));
+    let running = world.spawn_send(pay("k").does("gate"));
     world.api.begun.notified().await;
     assert_eq!(world.send(pay("k").does("gate")).await.status, 409);
     world.open_gate(1);
@@ -414,7 +414,7 @@ async fn a_server_error_panic_or_cut_response_never_runs_again() {
         }
         world.hands.advance(Duration::from_secs(60));
         let refused = world.send(pay(what).does(what)).await;
-        assert_eq!(refused.text("retry-after"), None, "a dead letter: no use in coming again");
+        assert_eq!(refused.text("retry-after"), None, "a dead letter: a retry does not help");
         assert!(String::from_utf8_lossy(&refused.body).contains("\"retry\":\"never\""));
         assert_eq!(world.runs(), runs + 1, "{what}");
     }
@@ -426,14 +426,14 @@ async fn forty_waiters_on_a_request_that_fails_never_run_it() {
         [("429", "request-in-progress"), ("500", "outcome-unknown"), ("503", "outcome-unknown")]
     {
         let world = world(Policy::default()).await;
-        let gated = world.sent(pay("k").does("gate"));
+        let gated = world.spawn_send(pay("k").does("gate"));
         world.api.begun.notified().await;
         drop(gated);
-        let waiters: Vec<_> = (0..40).map(|_| world.sent(pay("k").does("gate"))).collect();
+        let waiters: Vec<_> = (0..40).map(|_| world.spawn_send(pay("k").does("gate"))).collect();
         while world.ibid.waiting() < 40 {
             tokio::task::yield_now().await;
         }
-        // The gate stays shut, and the record is ended by hand with the status in question.
+        // The gate stays shut. The test ends the record itself, with the status in question.
         let stored = world.store.list(RecordFilter::default()).await.unwrap().remove(0);
         end_by_hand(&world, stored, what).await;
         for waiter in waiters {
@@ -444,10 +444,10 @@ async fn forty_waiters_on_a_request_that_fails_never_run_it() {
     }
 }
 
-/// Writes the end of a running record as its own Attempt would.
+/// Writes the end of a running record as its own attempt would.
 async fn end_by_hand(world: &World, stored: ibid_core::change::StoredRecord, status: &str) {
     use ibid_core::machine::{AttemptResponse, Event, Verdict, decide};
-    // Read to its end, as a 5xx must be to count.
+    // A stored response: a 5xx counts only if it was read to its end.
     let kept = Some(ibid_core::response::Response::plain(503, "text/plain", String::new()).to_bytes());
     let answer = AttemptResponse {
         status: status.parse().unwrap(),
@@ -468,7 +468,7 @@ async fn end_by_hand(world: &World, stored: ibid_core::change::StoredRecord, sta
 #[tokio::test]
 async fn a_client_that_hangs_up_finds_its_answer_stored() {
     let world = world(Policy::default()).await;
-    let hung_up = world.sent(pay("k").does("gate"));
+    let hung_up = world.spawn_send(pay("k").does("gate"));
     world.api.begun.notified().await;
     hung_up.abort();
     assert!(hung_up.await.is_err());
@@ -477,8 +477,8 @@ async fn a_client_that_hangs_up_finds_its_answer_stored() {
     assert_eq!((retry.status, retry.is_replay(), world.runs()), (201, true, 1));
 }
 
-/// On one thread, a task that the call has spawned does not run between the last poll and the drop. So one of the rounds drops
-/// the client just after its begin was committed and its run was spawned.
+/// On one thread, a task that the call has spawned does not run between the last poll and the drop. So one of the rounds
+/// drops the client just after its begin was committed and its run was spawned.
 #[tokio::test]
 async fn a_client_that_left_before_the_run_releases_its_key() {
     let mut released = 0;
@@ -504,7 +504,7 @@ async fn a_client_that_left_before_the_run_releases_its_key() {
                 released += 1;
             }
         }
-        // No lease has lapsed: the clock stands still.
+        // No lease has lapsed: the clock is manual and does not move.
         let retry = world.send(pay("k")).await;
         assert_eq!((retry.status, retry.is_replay(), world.runs()), (201, had_run, 1), "after {polls} polls");
     }
@@ -646,7 +646,7 @@ async fn with_the_store_down_nothing_runs_and_the_client_gets_503() {
     assert_eq!(world.runs(), 0);
     assert!(world.ibid.is_breaker_open());
     world.store.set(StoreFault::None);
-    // The releases of what was given up go first; then the next begin finds the store well.
+    // The releases of the abandoned begins come first; then the next begin finds a healthy store.
     world.ibid.settled().await;
     loop {
         let answer = world.send(pay("k")).await;
@@ -663,7 +663,7 @@ async fn with_the_store_down_nothing_runs_and_the_client_gets_503() {
 async fn a_begin_whose_reply_is_lost_is_recognised_as_ones_own() {
     let world = world(Policy::default()).await;
     world.store.set(StoreFault::LosesReplies);
-    let answer = world.sent(pay("k"));
+    let answer = world.spawn_send(pay("k"));
     while world.store.commits() == 0 {
         tokio::task::yield_now().await;
     }
@@ -678,7 +678,7 @@ async fn a_begin_given_up_is_released_and_the_key_stays_free() {
     let world = world_with(Policy::default(), vec![], settings).await;
     world.store.set(StoreFault::LosesReplies);
     assert_eq!(world.send(pay("k")).await.status, 503);
-    assert_ne!(world.records().await, 0, "it was written, and nobody was told");
+    assert_ne!(world.records().await, 0, "it was written, and the reply was lost");
     world.store.set(StoreFault::None);
     world.ibid.settled().await;
     assert_eq!(world.state().await, "retryable");
@@ -690,14 +690,14 @@ async fn a_begin_given_up_is_released_and_the_key_stays_free() {
 async fn a_response_not_stored_in_time_is_marked_and_stored_later() {
     let settings = Settings { finish_wait: Duration::from_millis(30), ..Settings::default() };
     let world = world_with(Policy::default(), vec![], settings).await;
-    let running = world.sent(pay("k").does("gate"));
+    let running = world.spawn_send(pay("k").does("gate"));
     world.api.begun.notified().await;
     world.store.set(StoreFault::Down);
     world.open_gate(1);
     let first = running.await.unwrap();
     assert_eq!((first.status, first.text("idempotency-stored")), (201, Some("false")));
     assert_eq!(world.state().await, "in_progress");
-    // Past the lapse it becomes unknown, and the queued finish still settles it.
+    // After the lapse the record becomes unknown, and the queued finish still settles it.
     world.store.set(StoreFault::None);
     world.hands.advance(Duration::from_secs(61));
     world.ibid.settled().await;
@@ -710,7 +710,7 @@ async fn a_response_not_stored_in_time_is_marked_and_stored_later() {
 #[tokio::test]
 async fn a_lapsed_attempts_late_response_settles_the_record() {
     let world = world(Policy::default()).await;
-    let running = world.sent(pay("k").does("gate"));
+    let running = world.spawn_send(pay("k").does("gate"));
     world.api.begun.notified().await;
     world.hands.advance(Duration::from_secs(61));
     let refused = world.send(pay("k").does("gate")).await;
@@ -729,10 +729,10 @@ async fn after_retention_only_a_tombstone_refuses_a_key() {
     world.hands.advance(hour - Duration::from_secs(1));
     assert!(world.send(pay("k")).await.is_replay());
     world.hands.advance(Duration::from_secs(1));
-    // This process's own cache goes by its own clock; another node has none.
+    // The cache of this process uses its own clock; another node has an empty cache.
     let fresh = fresh_node(&world).await;
-    let anew = read(fresh.oneshot(pay("k").body("other").build()).await).await;
-    assert_eq!((anew.status, anew.is_replay(), world.runs()), (201, false, 2));
+    let rerun = read(fresh.oneshot(pay("k").body("other").build()).await).await;
+    assert_eq!((rerun.status, rerun.is_replay(), world.runs()), (201, false, 2));
 
     let refuse =
         Policy { retention: hour, tombstone: hour, after_expiry: AfterExpiry::Refuse, ..Policy::default() };
@@ -754,7 +754,7 @@ async fn after_retention_only_a_tombstone_refuses_a_key() {
     assert_eq!(world.runs(), 2);
 }
 
-/// A second guard on the same store, with nothing in its cache.
+/// Builds a second guard on the same store, with an empty cache.
 async fn fresh_node(world: &World) -> IdempotencyService<Router> {
     let settings = Settings { identity: StoreIdentity::new("a header"), ..Settings::default() };
     let ibid = Ibid::start(world.store.clone(), settings).await.expect("it starts");
@@ -768,7 +768,7 @@ async fn fresh_node(world: &World) -> IdempotencyService<Router> {
 async fn two_nodes_on_one_store_run_a_key_once() {
     let world = world(Policy::default()).await;
     let other = fresh_node(&world).await;
-    let running = world.sent(pay("k").does("gate"));
+    let running = world.spawn_send(pay("k").does("gate"));
     world.api.begun.notified().await;
     let waiting = tokio::spawn({
         let call = other.clone().oneshot(pay("k").does("gate").build());
@@ -841,7 +841,7 @@ async fn the_stripe_profile_speaks_as_its_clients_expect() {
     assert_eq!((freed.text("idempotency-key"), freed.text("stripe-should-retry")), (Some("f"), None));
     assert!(!world.send(pay("f")).await.is_replay(), "and it may be sent again");
     while futures_util::FutureExt::now_or_never(world.api.begun.notified()).is_some() {}
-    let running = world.sent(pay("g").does("gate"));
+    let running = world.spawn_send(pay("g").does("gate"));
     world.api.begun.notified().await;
     let busy = world.send(pay("g").does("gate")).await;
     let body: serde_json::Value = serde_json::from_slice(&busy.body).unwrap();
@@ -927,7 +927,7 @@ async fn a_key_bound_to_a_principal_is_separate_from_anothers() {
     assert_eq!(&send(pay("k").with("x-user", "ann")).await.body[..], b"run 1: b");
     assert_eq!(&send(pay("k").with("x-user", "bob")).await.body[..], b"run 2: b");
     assert!(send(pay("k").with("x-user", "ann")).await.is_replay());
-    assert_eq!(send(pay("k")).await.status, 401, "nobody");
+    assert_eq!(send(pay("k")).await.status, 401, "no tenant");
     let page = |user: &str| Post {
         request: Request::get("/.ibid/keys/k?method=POST&path=/pay").header("x-user", user),
         body: Body::empty(),
@@ -936,9 +936,9 @@ async fn a_key_bound_to_a_principal_is_separate_from_anothers() {
 }
 
 #[tokio::test]
-async fn early_data_is_refused_for_anybody_may_replay_it() {
+async fn early_data_is_refused() {
     let world = world(Policy::default()).await;
-    // Only `1` is defined, and several lines count as one: whatever the field says, it is believed.
+    // Only `1` is defined, and several lines count as one: any value of the field is believed.
     for value in ["1", "1, 1", "0", ""] {
         let refused = world.send(pay("k").with("early-data", value)).await;
         assert_eq!((refused.status, refused.problem().as_str()), (425, "too-early"), "{value}");
@@ -977,7 +977,7 @@ async fn the_status_page_shows_the_state_and_the_stored_answer() {
             .header("x-tenant", "acme"),
         body: Body::empty(),
     };
-    let running = world.sent(pay("k").does("gate"));
+    let running = world.spawn_send(pay("k").does("gate"));
     world.api.begun.notified().await;
     let state = |answer: &AttemptResponse| serde_json::from_slice::<serde_json::Value>(&answer.body).unwrap();
     assert_eq!(state(&world.send(page("")).await)["state"], "in_progress");

@@ -1,5 +1,5 @@
-//! The guard around an axum router whose answers come later, on the memory store with a clock that the test moves and the
-//! chores beside it.
+//! The guard around an axum router that responds later, on the memory store with a manual clock and with upkeep in the
+//! same process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -27,7 +27,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tower::{Layer, ServiceExt};
 
-/// Answers 429 until it has been asked `busy` times, and once it has a permit.
+/// Responds once it has a permit, with 429 to the first `busy` requests.
 #[derive(Clone)]
 struct Api {
     runs: Arc<AtomicUsize>,
@@ -66,7 +66,7 @@ impl Drop for World {
     }
 }
 
-/// A process that answers later; `delivers`: and also does what it promised.
+/// Builds a process that accepts requests for later; with `delivers` it also runs them.
 async fn world(policy: Policy, busy: usize, delivers: bool) -> World {
     let (clock, hands) = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
     let store = Arc::new(MemoryStore::new(clock));
@@ -107,7 +107,7 @@ impl World {
         self.store.list(RecordFilter::default()).await.unwrap().pop().expect("one record").record
     }
 
-    /// The key's page, once it is in one of these states.
+    /// Returns the key's record once it is in one of these states.
     async fn until(&self, states: &[RecordState]) -> Arc<Record> {
         for _ in 0..100 {
             let page = Request::get("/.ibid/keys/k?method=POST&path=/rides/7/pay").header("prefer", "wait=5");
@@ -134,7 +134,7 @@ async fn an_accepted_request_runs_without_its_client() {
     let (status, headers, body) = world.pay().await;
     assert_eq!(status, 202);
     assert_eq!(headers["location"], "/.ibid/keys/k?method=POST&path=%2Frides%2F7%2Fpay");
-    // The same while it waits or runs.
+    // A duplicate gets the same while the request waits or runs.
     let again = world.pay().await;
     assert_eq!((again.0, again.2), (status, body));
     assert_eq!(world.bodies().await.len(), 1, "the request is kept");
@@ -149,7 +149,7 @@ async fn an_accepted_request_runs_without_its_client() {
 }
 
 #[tokio::test]
-async fn what_was_not_executed_is_run_again_after_a_pause() {
+async fn a_request_that_was_not_executed_runs_again_after_a_pause() {
     let world = world(Policy::default(), 1, true).await;
     world.api.gate.add_permits(2);
     assert_eq!(world.pay().await.0, 202);
@@ -230,7 +230,7 @@ async fn a_worker_runs_the_request_of_the_generation_it_claimed() {
     while world.faults.bodies_read() == 0 {
         tokio::task::yield_now().await;
     }
-    // The worker has `five` in hand. Its time is over, a person makes room, and the key comes with another request.
+    // The worker holds `five`. Its time ends, an operator forgets the record, and the key arrives with another request.
     world.hands.advance(Duration::from_secs(3600));
     upkeep::reap_once(&world.ibid, Retention::default()).await.unwrap();
     let first = world.record().await;
@@ -241,7 +241,7 @@ async fn a_worker_runs_the_request_of_the_generation_it_claimed() {
     let second = world.record().await;
     assert!(second.id == first.id && second.birth != first.birth, "another generation");
     world.faults.set(StoreFault::None);
-    // Put back, it waits for its next try.
+    // The request was put back and waits for its next try.
     loop {
         let record = world.record().await;
         assert_ne!(record.state, RecordState::Completed, "with the answer to another request");
@@ -262,19 +262,19 @@ async fn a_worker_runs_the_request_of_the_generation_it_claimed() {
 
 #[tokio::test]
 async fn waiting_for_an_own_accepted_request_is_no_replay() {
-    // Of this thread alone, on which all tasks of this test run.
+    // A recorder for this thread only, on which all tasks of this test run.
     let recorder = PrometheusBuilder::new().build_recorder();
     let page = recorder.handle();
     let _counts = metrics::set_default_local_recorder(&recorder);
     let counted = || {
         let page = page.render();
-        let mut met: Vec<String> = page
+        let mut events: Vec<String> = page
             .lines()
             .filter(|line| line.starts_with("ibid_reserve_") && !line.ends_with(" 0"))
             .map(|line| format!("{}{}", &line[..line.find('{').unwrap()], &line[line.rfind(' ').unwrap()..]))
             .collect();
-        met.sort();
-        met
+        events.sort();
+        events
     };
     let world = world(Policy::default(), 0, true).await;
     let rates = || {

@@ -1,4 +1,4 @@
-//! Where the guard finds a request's key, and what it does with requests that carry none.
+//! Sources of a request's key at the guard, and its treatment of requests without one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -88,7 +88,7 @@ impl Answer {
         self.headers.get(name).map(|value| value.to_str().expect("text"))
     }
 
-    /// Status and problem, such as `400 key-invalid`.
+    /// Returns status and problem, such as `400 key-invalid`.
     fn problem(&self) -> String {
         let body: serde_json::Value = serde_json::from_str(&self.text).expect("problem+json");
         let kind = body["type"].as_str().expect("a type").trim_start_matches("urn:ibid:problem:");
@@ -165,7 +165,7 @@ async fn a_caller_without_a_tenant_is_refused_before_its_body_is_read() {
 #[tokio::test]
 async fn a_request_without_a_key_passes_whole_where_keys_are_optional() {
     let api = Api::under(keyed_by(&["body:/k", "header:x-key"], KeyRule::Optional)).await;
-    // It has no tenant either, and needs none.
+    // The request has no tenant either, and needs none.
     let nobody = [JSON, ("x-nobody", "1")];
     assert_eq!(api.post(&nobody, r#"{"a":1}"#).await.text, r#"run 1, length -: {"a":1}"#);
     let chunks = ["{\"a\"", ":", "2}"].map(|part| Ok::<_, std::io::Error>(Bytes::from(part)));
@@ -197,7 +197,7 @@ async fn a_route_says_for_itself_where_its_key_is() {
     assert_eq!(api.runs(), 2);
 }
 
-/// The date of this many seconds ago.
+/// Returns the date of this many seconds ago.
 fn ago(seconds: u64) -> String {
     httpdate::fmt_http_date(SystemTime::now() - Duration::from_secs(seconds))
 }
@@ -205,7 +205,7 @@ fn ago(seconds: u64) -> String {
 const REQUEST_ID: &str = "Repeatability-Request-ID";
 const FIRST_SENT: &str = "Repeatability-First-Sent";
 
-/// Every answer of the profile, with the word that it must carry.
+/// Returns the `repeatability-result` that every response of the profile must carry.
 fn result_of(answer: &Answer) -> &str {
     answer.field("repeatability-result").expect("every answer says it")
 }
@@ -229,7 +229,7 @@ async fn a_repeatable_request_needs_both_of_its_fields() {
         let neither = api.post(&[], "").await;
         match key {
             KeyRule::Required => assert_eq!(neither.problem(), "400 key-missing"),
-            // It asked for nothing, so the handler's answer passes as it is.
+            // The request did not use the profile, so the handler's response passes unchanged.
             KeyRule::Optional => assert_eq!(neither.field("repeatability-result"), Some("the handler's own")),
         }
     }
@@ -248,7 +248,7 @@ async fn a_repeatable_request_is_accepted_and_repeated_by_its_id() {
         let other = api.post_to(path, &[(REQUEST_ID, id), (FIRST_SENT, &sent)], body).await;
         assert_eq!((other.problem().as_str(), result_of(&other)), ("400 key-reused", "rejected"));
     }
-    // Not executed, by the handler's word: the key stays free.
+    // The handler says that nothing was executed: the key stays free.
     let busy = api.post(&[(REQUEST_ID, "b"), (FIRST_SENT, &sent), ("x-do", "429")], "").await;
     assert_eq!((busy.status, result_of(&busy)), (429, "rejected"));
     let broken = api.post(&[(REQUEST_ID, "c"), (FIRST_SENT, &sent), ("x-do", "500")], "").await;
@@ -268,10 +268,10 @@ async fn a_request_first_sent_too_long_ago_runs_under_no_new_key() {
     let (young, future) = (ago(200), httpdate::fmt_http_date(SystemTime::now() + Duration::from_secs(3600)));
     assert_eq!(api.post(&[(REQUEST_ID, "young"), (FIRST_SENT, &young)], "").await.status, 201);
     assert_eq!(api.post(&[(REQUEST_ID, "ahead"), (FIRST_SENT, &future)], "").await.status, 201);
-    // A known key is answered, however old its request is.
+    // A known key gets its response, however old the request is.
     let again = api.post(&[(REQUEST_ID, "young"), (FIRST_SENT, &ago(4000))], "").await;
     assert!(again.is_replay(), "{}", again.text);
-    // As long as records are kept, unless said otherwise.
+    // By default the limit is the retention of records.
     let usual = Api::under(Policy::repeatability()).await;
     let lines = |age| [(REQUEST_ID.to_owned(), format!("k{age}")), (FIRST_SENT.to_owned(), ago(age))];
     for (age, status) in [(23 * 3600, 201), (25 * 3600, 412)] {
@@ -279,7 +279,7 @@ async fn a_request_first_sent_too_long_ago_runs_under_no_new_key() {
         let lines: Vec<_> = lines.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         assert_eq!(usual.post(&lines, "").await.status, status, "{age}");
     }
-    // Another profile asks by the field that it is told, and only if it is there.
+    // Another profile reads the field that its policy names, and only if the request has it.
     let named = Policy { first_sent: Some("x-first-sent".into()), ..aged(Policy::default()) };
     let ietf = Api::under(named).await;
     let old = ietf.post(&[("idempotency-key", "a"), ("x-first-sent", &ago(330))], "").await;
@@ -309,7 +309,7 @@ async fn an_operation_that_can_not_be_repeated_refuses_the_fields() {
     }
     assert_eq!(api.runs(), 0);
     assert_eq!(api.post_to("/single", &[], "").await.status, 201);
-    // Elsewhere the route is exempt.
+    // Under another profile the route is exempt.
     let ietf = Api::with_rules(Policy::default(), single(Profile::Ietf)).await;
     for run in 1..=2 {
         let passed = ietf.post_to("/single", &[("idempotency-key", "k")], "").await;

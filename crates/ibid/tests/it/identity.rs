@@ -1,5 +1,5 @@
-//! The identity of a store: a start with another one is refused, and after a change every retry finds its record. Time is
-//! tokio's, paused: what waits for half a minute takes no time.
+//! The identity of a store: a start with another one is refused, and after a change every retry finds its record. Tokio's
+//! time is paused, so waits of half a minute take no time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -73,7 +73,7 @@ impl World {
         self.try_start(routes, "t").await.expect("it starts")
     }
 
-    /// The identity is changed to the end.
+    /// Changes the identity, to the end of the procedure.
     async fn change(&self) {
         change::retire(&*self.store, false, |_| {}).await.expect("it is retired");
     }
@@ -94,9 +94,9 @@ impl World {
 }
 
 impl Node {
-    /// Sends a body under the key `k`, which is everywhere that a key may be.
+    /// Sends a body under the key `k`, which is in every field that may carry a key.
     async fn pay(&self, body: &str) -> (StatusCode, bool, String) {
-        // Two spellings of one path, as far as the path mode makes them one.
+        // Two spellings of one path, as far as the path mode treats them as one.
         let request = Request::post("/%70ay")
             .header("idempotency-key", "k")
             .header("x-request-key", "k2")
@@ -132,7 +132,7 @@ fn with_route(pattern: &str, policy: Policy) -> Routes {
     Routes::new(Policy::default(), vec![rule]).expect("good routes")
 }
 
-/// Every other identity, and what the refusal says.
+/// Returns every other identity, with the text of its refusal.
 fn others() -> Vec<(Routes, &'static str)> {
     let key_from = KeyFrom::parse(["header:x-request-key"]).expect("a place");
     vec![
@@ -185,7 +185,7 @@ async fn after_a_change_a_retry_finds_its_record() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_that_may_run_again_goes_on_under_its_old_id() {
+async fn a_retryable_record_runs_again_under_its_old_id() {
     let world = World::new();
     assert_eq!(world.start(plain()).await.pay("again").await.0, StatusCode::TOO_MANY_REQUESTS);
     let before = world.records().await;
@@ -249,7 +249,7 @@ async fn a_retired_identity_begins_and_delivers_nothing() {
     assert_eq!(node.pay("b").await.0, StatusCode::SERVICE_UNAVAILABLE);
     assert!(attempt.ready().await.is_err(), "its reservation was made before");
     assert_eq!(world.runs(), 0);
-    // The same identity may go on: no other one was in between.
+    // The same identity may continue: no other one was in use in between.
     world.start(plain()).await;
     tokio::time::sleep(Settings::default().identity_valid_for).await;
     assert_eq!(node.pay("b").await.0, StatusCode::CREATED);
@@ -269,7 +269,7 @@ async fn an_identity_that_was_not_read_for_too_long_delivers_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_accepted_before_a_change_is_delivered_after_it() {
+async fn a_request_accepted_before_a_change_is_delivered_after_it() {
     let later = Policy { answer: AnswerRule::Async, ..Policy::default() };
     let world = World::new();
     let node = world.start(routes(later.clone())).await;

@@ -8,20 +8,20 @@ use ibid::transaction::{Database, OwnedTx, SqlError, SqlFault, SqlTx};
 use ibid_core::sql::{Dialect, Param, SqlRow, Statement};
 use ibid_core::store::BoxFuture;
 
-/// What becomes of a commit.
+/// Outcome of a commit and of its reply.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reply {
     Comes,
-    /// It was committed, and nobody says so.
+    /// It was committed, and the reply is lost.
     Lost,
-    /// It was not committed, and nobody says so.
+    /// It was not committed, and the caller gets no reply.
     NeverSent,
-    /// It is committed once there is a permit, and nobody is told.
+    /// It is committed once there is a permit, and the reply is lost.
     #[cfg(all(feature = "postgres", feature = "sqlx-postgres"))]
     Late(&'static tokio::sync::Semaphore),
 }
 
-/// Commits go as the replies say, in turn; then all is well.
+/// A database whose commits end as the replies say, in turn; later ones succeed.
 pub(crate) struct Lossy<D> {
     inner: D,
     replies: Arc<Mutex<VecDeque<Reply>>>,

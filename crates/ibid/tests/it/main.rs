@@ -1,6 +1,6 @@
-//! The library as its users see it; one binary, for linking dominates with many.
+//! The library as its users see it, in one binary, because linking dominates with many.
 
-/// All of them at once: one build instead of five.
+/// Tests that need all features at once: one build instead of five.
 #[cfg(all(
     feature = "tokio-postgres",
     feature = "sqlx-postgres",

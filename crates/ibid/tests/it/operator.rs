@@ -1,4 +1,4 @@
-//! What a person does about records, on the memory store with its clock in hand.
+//! Operator actions on records, on the memory store with a manual clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,27 +58,27 @@ impl World {
         }
     }
 
-    /// A record whose attempt could not know what became of its work.
+    /// Makes a record whose attempt could not learn the outcome of its work.
     async fn unknown(&self, key: &str) -> RecordId {
         let id = self.ask_of("shop", key).id;
         self.run(key).await.unknown(ErrorCode::TimedOut).await;
         id
     }
 
-    async fn completed(&self, key: &str) -> RecordId {
+    async fn make_completed(&self, key: &str) -> RecordId {
         let id = self.ask_of("shop", key).id;
         self.run(key).await.finish(Response::plain(201, "text/plain", "first".to_owned())).await;
         id
     }
 
-    /// A record that failed for good when its holder went silent: completed, and a person must look at it.
-    async fn abandoned(&self, key: &str) -> StoredRecord {
+    /// Makes a record that failed permanently when its owner went silent: completed, and a dead letter.
+    async fn make_abandoned(&self, key: &str) -> StoredRecord {
         let ask = self.ask_by("shop", key, Policy { on_lapse: OnLapse::Fail, ..Policy::default() });
         let (id, lease) = (ask.id, ask.policy.lease);
         let Begin::Run(silent) = self.ibid.begin(ask).await.expect("the store answers") else {
             panic!("not to be run")
         };
-        // Its process is gone, so that nobody ends it.
+        // Its process is gone: nothing ends it.
         std::mem::forget(silent);
         self.hands.advance(lease);
         let node = Ibid::for_upkeep(self.store.clone());
@@ -86,8 +86,8 @@ impl World {
         self.operator.history(id).await.expect("it is there").stored
     }
 
-    /// How many records wait for a person, once every attempt's time is over.
-    async fn letters(&self) -> usize {
+    /// Returns the number of dead letters, once every attempt's time is over.
+    async fn count_dead_letters(&self) -> usize {
         self.hands.advance(Policy::default().over_in());
         self.operator.dead_letters(None, 0, 10).await.expect("a list").records.records.len()
     }
@@ -106,11 +106,11 @@ fn bob() -> OperatorAction {
     OperatorAction::new("bob", "the bank never saw it").expect("a name and a reason")
 }
 
-fn executed() -> Observation {
+fn executed_observation() -> Observation {
     Observation::Executed(answer(201, "text/plain", "by hand"))
 }
 
-fn seen(stored: &StoredRecord) -> SeenVersion {
+fn seen_version(stored: &StoredRecord) -> SeenVersion {
     SeenVersion { id: stored.record.id, version: stored.record.version }
 }
 
@@ -118,9 +118,10 @@ fn seen(stored: &StoredRecord) -> SeenVersion {
 async fn an_unknown_record_resolved_as_executed_replays_that_answer() {
     let world = World::new().await;
     let id = world.unknown("k").await;
-    let stored = world.operator.resolve(id, None, &executed(), &ann()).await.expect("it is settled");
+    let stored =
+        world.operator.resolve(id, None, &executed_observation(), &ann()).await.expect("it is settled");
     assert_eq!((stored.record.state, stored.record.note.status), (State::Completed, Some(201)));
-    assert!(!stored.record.flags.dead_letter, "nobody need look any more");
+    assert!(!stored.record.flags.dead_letter, "it is no dead letter any more");
     let Begin::Skip(Outcome::Completed(kept)) = world.begin("k").await else { panic!("a retry replays") };
     assert_eq!((kept.response.status, &kept.response.body[..]), (201, &b"by hand"[..]));
     let line = "resolved as executed (201), unknown to completed, by ann: the bank has it";
@@ -145,7 +146,7 @@ async fn an_unknown_record_resolved_as_not_executed_runs_once_more() {
 #[tokio::test]
 async fn a_forgotten_key_runs_as_new_despite_the_cache() {
     let world = World::new().await;
-    let id = world.completed("k").await;
+    let id = world.make_completed("k").await;
     assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::Completed(_))), "it is in the cache");
     world.operator.forget(id, None, &ann()).await.expect("it is forgotten");
     let line = "forgotten, completed (201) to absent, by ann: the bank has it";
@@ -156,14 +157,14 @@ async fn a_forgotten_key_runs_as_new_despite_the_cache() {
 #[tokio::test]
 async fn a_refused_action_shows_the_record_as_it_is() {
     let world = World::new().await;
-    let (unknown, completed) = (world.unknown("u").await, world.completed("c").await);
+    let (unknown, completed) = (world.unknown("u").await, world.make_completed("c").await);
     let running = world.run("r").await;
     let busy = world.ask_of("shop", "r").id;
     let absent = world.ask_of("shop", "absent").id;
     let refused = [
         (world.operator.forget(unknown, None, &ann()).await, State::Unknown),
         (world.operator.forget(busy, None, &ann()).await, State::InProgress),
-        (world.operator.resolve(busy, None, &executed(), &ann()).await, State::InProgress),
+        (world.operator.resolve(busy, None, &executed_observation(), &ann()).await, State::InProgress),
         (world.operator.resolve(completed, None, &Observation::NotExecuted, &ann()).await, State::Completed),
     ];
     for (refused, state) in refused {
@@ -178,10 +179,10 @@ async fn a_refused_action_shows_the_record_as_it_is() {
 #[tokio::test]
 async fn acknowledging_a_dead_letter_changes_nothing_else() {
     let world = World::new().await;
-    let before = world.abandoned("k").await;
+    let before = world.make_abandoned("k").await;
     assert_eq!((before.record.state, before.record.flags.dead_letter), (State::Completed, true));
-    assert_eq!(world.letters().await, 1);
-    // Long after: what is left of its life must not begin anew.
+    assert_eq!(world.count_dead_letters().await, 1);
+    // Much later, to see that its remaining lifetime does not start again.
     world.hands.advance(Duration::from_secs(3600));
     let shown =
         world.operator.preview(RecordFilter::default(), &BulkAction::Acknowledge).await.expect("a preview");
@@ -192,15 +193,15 @@ async fn acknowledging_a_dead_letter_changes_nothing_else() {
         .await
         .expect("it is seen to");
     assert!(!after.record.flags.dead_letter);
-    assert_eq!(world.letters().await, 0);
-    let kept = |stored: &StoredRecord| {
+    assert_eq!(world.count_dead_letters().await, 0);
+    let stored_fields = |stored: &StoredRecord| {
         let record = &stored.record;
         let instants = (record.due_at, record.expires_at, record.purge_at);
         (record.state, record.birth, record.attempt, record.note.status, instants, stored.answer.clone())
     };
-    assert_eq!(kept(&after), kept(&before));
+    assert_eq!(stored_fields(&after), stored_fields(&before));
     let stored = world.operator.history(before.record.id).await.expect("it is there").stored;
-    assert_eq!(kept(&stored), kept(&before), "as the store has it, too");
+    assert_eq!(stored_fields(&stored), stored_fields(&before), "as the store has it, too");
     let Begin::Skip(Outcome::Completed(answer)) = world.begin("k").await else { panic!("a retry replays") };
     assert_eq!(Some(answer.response.status), before.record.note.status);
     let line = "seen to, a dead letter no longer, completed as before, by ann: the bank has it";
@@ -218,14 +219,14 @@ async fn acknowledging_a_dead_letter_changes_nothing_else() {
 #[tokio::test]
 async fn only_a_dead_letter_whose_outcome_is_known_can_be_seen_to() {
     let world = World::new().await;
-    let (unknown, completed) = (world.unknown("u").await, world.completed("c").await);
-    assert_eq!(world.letters().await, 1, "nobody is asked about an unknown record");
+    let (unknown, completed) = (world.unknown("u").await, world.make_completed("c").await);
+    assert_eq!(world.count_dead_letters().await, 1, "an unknown record without a lookup is a dead letter");
     for (id, state) in [(unknown, State::Unknown), (completed, State::Completed)] {
         let refused = world.operator.acknowledge(id, None, &ann()).await;
         let Err(OperatorError::NotNow { stored, .. }) = refused else { panic!("{state:?}: {refused:?}") };
         assert_eq!(stored.record.state, state);
     }
-    assert_eq!(world.letters().await, 1, "it still waits for a person");
+    assert_eq!(world.count_dead_letters().await, 1, "it still waits for an operator");
     let shown =
         world.operator.preview(RecordFilter::default(), &BulkAction::Acknowledge).await.expect("a preview");
     assert_eq!((shown.records.len(), shown.left_alone), (0, 2));
@@ -234,12 +235,12 @@ async fn only_a_dead_letter_whose_outcome_is_known_can_be_seen_to() {
 #[tokio::test]
 async fn a_dead_letter_outlives_its_retention_until_acknowledged() {
     let world = World::new().await;
-    let letter = world.abandoned("k").await.record;
+    let letter = world.make_abandoned("k").await.record;
     let node = Ibid::for_upkeep(world.store.clone());
     world.hands.advance(Policy::default().retention * 10);
     upkeep::reap_once(&node, Retention::default()).await.expect("the store answers");
-    let kept = world.operator.history(letter.id).await.expect("it is there").stored;
-    assert!(kept.record.version == letter.version && kept.answer.is_some(), "{kept:?}");
+    let stored = world.operator.history(letter.id).await.expect("it is there").stored;
+    assert!(stored.record.version == letter.version && stored.answer.is_some(), "{stored:?}");
     world.operator.acknowledge(letter.id, None, &ann()).await.expect("it is seen to");
     upkeep::reap_once(&node, Retention::default()).await.expect("the store answers");
     let gone = world.operator.history(letter.id).await;
@@ -253,8 +254,11 @@ async fn only_one_of_many_operators_settles_a_record() {
     let act = async |place: usize| {
         let operator = world.operator.clone();
         let act = OperatorAction::new(&format!("person-{place}"), "knows it").expect("a name and a reason");
-        let found = if place.is_multiple_of(2) { executed() } else { Observation::NotExecuted };
-        tokio::spawn(async move { operator.resolve(id, None, &found, &act).await }).await.expect("no panic")
+        let observation =
+            if place.is_multiple_of(2) { executed_observation() } else { Observation::NotExecuted };
+        tokio::spawn(async move { operator.resolve(id, None, &observation, &act).await })
+            .await
+            .expect("no panic")
     };
     let done: Vec<_> = join_all((0..16).map(act)).await;
     let winners: Vec<usize> = (0..16).filter(|place| done[*place].is_ok()).collect();
@@ -265,21 +269,21 @@ async fn only_one_of_many_operators_settles_a_record() {
     for lost in done.into_iter().filter_map(Result::err) {
         let OperatorError::NotNow { stored, last } = &lost else { panic!("{lost:?}") };
         assert_ne!(stored.record.state, State::Unknown);
-        let told = &last.as_ref().expect("who won").1.detail;
-        assert!(told.contains(&format!("by person-{}:", winners[0])), "{told}");
-        assert!(lost.to_string().contains(told.as_str()), "{lost}");
+        let detail = &last.as_ref().expect("who won").1.detail;
+        assert!(detail.contains(&format!("by person-{}:", winners[0])), "{detail}");
+        assert!(lost.to_string().contains(detail.as_str()), "{lost}");
     }
 }
 
 #[tokio::test]
-async fn what_was_looked_at_before_it_changed_is_not_acted_on() {
+async fn an_action_on_an_outdated_view_is_refused() {
     let world = World::new().await;
     let id = world.unknown("k").await;
     let looked_at = world.operator.history(id).await.expect("it is there").stored.record.version;
     world.operator.resolve(id, Some(looked_at), &Observation::NotExecuted, &bob()).await.expect("as it was");
-    // The retry runs and is unknown again: what ann saw was about the run before.
+    // The retry runs and is unknown again: ann's view was of the run before.
     world.run("k").await.unknown(ErrorCode::Broken).await;
-    let late = world.operator.resolve(id, Some(looked_at), &executed(), &ann()).await;
+    let late = world.operator.resolve(id, Some(looked_at), &executed_observation(), &ann()).await;
     let Err(OperatorError::Changed { stored, .. }) = late else { panic!("{late:?}") };
     assert_eq!((stored.record.state, stored.record.attempt), (State::Unknown, 2));
 }
@@ -291,7 +295,8 @@ async fn an_act_whose_reply_is_lost_is_recognised_as_done() {
     world.store.set(StoreFault::LosesReplies);
     let (operator, store) = (world.operator.clone(), world.store.clone());
     let before = store.commits();
-    let acting = tokio::spawn(async move { operator.resolve(id, None, &executed(), &ann()).await });
+    let acting =
+        tokio::spawn(async move { operator.resolve(id, None, &executed_observation(), &ann()).await });
     while store.commits() == before {
         tokio::task::yield_now().await;
     }
@@ -319,13 +324,13 @@ async fn a_bulk_action_changes_only_records_as_previewed() {
     for key in ["a", "b", "c"] {
         world.unknown(key).await;
     }
-    world.completed("done").await;
+    world.make_completed("done").await;
     let action = BulkAction::Resolve(Observation::NotExecuted);
     let preview = world.operator.preview(RecordFilter::default(), &action).await.expect("a preview");
     assert_eq!((preview.records.len(), preview.left_alone, preview.next), (3, 1, None));
-    let shown: Vec<SeenVersion> = preview.records.iter().map(seen).collect();
-    // One is settled by another, and a new one comes.
-    world.operator.resolve(shown[1].id, None, &executed(), &ann()).await.expect("it is settled");
+    let shown: Vec<SeenVersion> = preview.records.iter().map(seen_version).collect();
+    // Another operator settles one record, and a new one appears.
+    world.operator.resolve(shown[1].id, None, &executed_observation(), &ann()).await.expect("it is settled");
     let newcomer = world.unknown("new").await;
     let done = world.operator.apply(&shown, &action, &bob()).await;
     assert!(done.iter().zip(&shown).all(|((id, _), seen)| *id == seen.id), "in their order");
@@ -377,9 +382,9 @@ async fn tenants_are_ranked_by_their_share_of_duplicates() {
     send("quiet", "one".to_owned()).await;
     send("quiet", "one".to_owned()).await;
     let rates = world.ibid.tenants(3);
-    let told: Vec<_> =
+    let lines: Vec<_> =
         rates.iter().map(|rate| (rate.tenant.as_str(), rate.requests, rate.duplicates)).collect();
-    assert_eq!(told, [("noisy", 30, 29), ("half", 30, 15), ("calm", 30, 0)]);
+    assert_eq!(lines, [("noisy", 30, 29), ("half", 30, 15), ("calm", 30, 0)]);
     assert_eq!(world.ibid.tenants_above_duplicate_rate(), 1, "half of them is still allowed");
     assert_eq!(world.ibid.tenants(10).last().map(|rate| rate.tenant.as_str()), Some("quiet"));
 }

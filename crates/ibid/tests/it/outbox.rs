@@ -1,5 +1,5 @@
-//! The outbox and its worker on SQLite with a clock that the test moves: what is enqueued with business rows is carried
-//! out once, or ends where a person sees it.
+//! The outbox and its worker on SQLite with a manual clock: an effect that is enqueued with business rows runs once, or
+//! becomes a dead letter.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,17 +29,17 @@ mod webhook_evidence;
 mod webhook_http;
 
 use crate::lossy_database::Reply;
-use harness::{Gate, Provider, World, because, made, not_made};
+use harness::{Gate, Provider, World, because, made_outcome, not_made};
 
 #[tokio::test]
 async fn an_effect_enqueued_with_a_business_row_is_carried_out_once() {
-    let (world, provider) = (World::new().await, Provider::new("w", |_| made()));
+    let (world, provider) = (World::new().await, Provider::new("w", |_| made_outcome()));
     world.pay("k", [NewEffect::new("charge", "charge", "42")]).await;
     let worker = world.worker(&provider);
     assert_eq!(worker.run_once().await.unwrap(), WorkerRound { done: 1, ..WorkerRound::default() });
     assert!(worker.run_once().await.unwrap().is_idle());
 
-    let effect = world.only().await;
+    let effect = world.only_effect().await;
     assert_eq!((effect.state, effect.tries, effect.due_at), (Done, 1, None));
     assert_eq!(effect.result.as_deref(), Some(&b"receipt"[..]));
     assert_eq!(effect.provider_id.as_deref(), Some("ch_1"));
@@ -53,7 +53,7 @@ async fn an_effect_enqueued_with_a_business_row_is_carried_out_once() {
 }
 
 #[tokio::test]
-async fn what_is_rolled_back_enqueues_nothing() {
+async fn a_rolled_back_transaction_enqueues_nothing() {
     let world = World::new().await;
     let mut attempt = world.begin("k").await;
     let mut inside = attempt.inside(world.tx().await).await.unwrap();
@@ -75,7 +75,7 @@ async fn an_ended_effect_is_reaped_but_a_dead_one_never() {
     let world = World::new().await;
     let provider = Provider::new("w", |call| match call.name.as_str() {
         "mail" => CallOutcome::Refused { why: "no such address".into() },
-        _ => made(),
+        _ => made_outcome(),
     });
     let effect = |name: &str| NewEffect::new(name, "charge", "");
     world.pay("k", [effect("charge"), effect("mail")]).await;
@@ -94,14 +94,14 @@ async fn an_ended_effect_is_reaped_but_a_dead_one_never() {
     world.pass(10 * DAY);
     assert_eq!(reap().await, (0, 1), "that of the record which is gone");
     world.pass(1000 * DAY);
-    assert_eq!(reap().await, (0, 0), "a dead letter waits for a person, and its record with it");
+    assert_eq!(reap().await, (0, 0), "a dead letter waits for an operator, and so does its record");
     assert_eq!(world.effects().await.len(), 2);
     Operator::new(&world.ibid)
         .discard(world.effects().await[1].seq, &because("settled by phone"))
         .await
         .unwrap();
     assert_eq!(reap().await, (1, 1), "then the record goes, and what was done long ago");
-    let discarded = world.only().await;
+    let discarded = world.only_effect().await;
     assert_eq!((discarded.state, discarded.done_at.is_some()), (Discarded, true));
     world.pass(10 * DAY);
     assert_eq!(reap().await, (0, 1), "its time counts from when it was discarded");
@@ -115,14 +115,14 @@ async fn two_workers_carry_out_five_hundred_effects_once_each() {
         let names = (0..10).map(|n| NewEffect::new(format!("e{n}"), "charge", ""));
         world.pay(&format!("k{key}"), names).await;
     }
-    let (ann, bob) = (Provider::new("ann", |_| made()), Provider::new("bob", |_| made()));
+    let (ann, bob) = (Provider::new("ann", |_| made_outcome()), Provider::new("bob", |_| made_outcome()));
     tokio::join!(world.drain(&ann), world.drain(&bob));
 
     let mut keys: Vec<_> = ann.calls().into_iter().chain(bob.calls()).map(|c| c.downstream_key).collect();
     assert_eq!(keys.len(), 500);
     keys.sort();
     keys.dedup();
-    assert_eq!(keys.len(), 500, "each under a key of its own");
+    assert_eq!(keys.len(), 500, "each under a separate key");
     assert_eq!(world.ledger().len(), 500);
 }
 
@@ -133,7 +133,7 @@ async fn effects_of_one_aggregate_keep_their_order_under_two_workers() {
         let effect = |who: &str| NewEffect::new(who, "charge", n.to_string()).ordered_by(who);
         world.pay(&format!("k{n}"), [effect("x"), effect("y")]).await;
     }
-    let (ann, bob) = (Provider::new("w", |_| made()), Provider::new("w", |_| made()));
+    let (ann, bob) = (Provider::new("w", |_| made_outcome()), Provider::new("w", |_| made_outcome()));
     tokio::join!(world.drain(&ann), world.drain(&bob));
     for who in ["x", "y"] {
         let rows = world.payloads(who);
@@ -146,7 +146,7 @@ async fn a_dead_letter_blocks_its_aggregate_until_discarded() {
     let world = World::new().await;
     let provider = Provider::new("w", |call| match call.name.as_str() {
         "first" => CallOutcome::Refused { why: "card expired".into() },
-        _ => made(),
+        _ => made_outcome(),
     });
     let ordered = |name: &str| NewEffect::new(name, "charge", "").ordered_by("account 7");
     world.pay("k", [ordered("first"), ordered("second")]).await;
@@ -168,10 +168,10 @@ async fn a_lapsed_repeatable_effect_is_called_again_under_its_key() {
     world.pay("k", [NewEffect::new("charge", "charge", "").repeatable()]).await;
     let (gate, silent) = world.silent_worker().await;
     world.pass(61);
-    let provider = Provider::new("bob", |_| made());
+    let provider = Provider::new("bob", |_| made_outcome());
     let worker = world.worker(&provider);
     assert_eq!(worker.run_once().await.unwrap().again, 1, "noticed, and queued again");
-    assert_eq!(world.only().await.state, Queued);
+    assert_eq!(world.only_effect().await.state, Queued);
     world.pass(10);
     assert_eq!(worker.run_once().await.unwrap().done, 1);
     assert_eq!(provider.calls()[0].downstream_key, gate.provider.calls()[0].downstream_key);
@@ -184,12 +184,12 @@ async fn a_lapsed_non_repeatable_effect_is_never_called_again() {
     world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
     let (_gate, silent) = world.silent_worker().await;
     world.pass(61);
-    let provider = Provider::new("bob", |_| made());
+    let provider = Provider::new("bob", |_| made_outcome());
     let worker = world.worker(&provider);
     assert_eq!(worker.run_once().await.unwrap().dead, 1);
     world.pass(1_000_000);
     assert!(worker.run_once().await.unwrap().is_idle());
-    let effect = world.only().await;
+    let effect = world.only_effect().await;
     assert_eq!((effect.state, effect.due_at), (Unknown, None));
     assert!(provider.calls().is_empty());
     assert_eq!(world.ledger(), ["bob charge unknown: the worker that held it went silent"]);
@@ -197,7 +197,7 @@ async fn a_lapsed_non_repeatable_effect_is_never_called_again() {
 }
 
 #[tokio::test]
-async fn what_verify_says_decides_about_an_uncertain_call() {
+async fn verify_decides_about_an_uncertain_call() {
     let uncertain = || CallOutcome::Uncertain { why: "reset by peer".into() };
     for (says, state) in [(VerifyOutcome::Made(harness::a_charge()), Done), (VerifyOutcome::NotMade, Queued)]
     {
@@ -207,13 +207,13 @@ async fn what_verify_says_decides_about_an_uncertain_call() {
         world.pay("k", [NewEffect::new("charge", "charge", "").verified()]).await;
         let worker = world.worker(&provider);
         assert_eq!(worker.run_once().await.unwrap().again, 1);
-        let effect = world.only().await;
+        let effect = world.only_effect().await;
         assert_eq!((effect.state, effect.last_error.as_deref()), (Unknown, Some("reset by peer")));
         world.pass(59);
         assert!(worker.run_once().await.unwrap().is_idle(), "not asked before it can have settled");
         world.pass(17);
         worker.run_once().await.unwrap();
-        assert_eq!(world.only().await.state, state);
+        assert_eq!(world.only_effect().await.state, state);
         assert_eq!(provider.calls().len(), 1);
     }
 }
@@ -223,23 +223,23 @@ async fn an_effect_verified_as_not_made_is_called_as_if_new() {
     let world = World::new().await;
     let provider = Provider::new("w", |call| match call.tries {
         1 => CallOutcome::Uncertain { why: "time-out".into() },
-        _ => made(),
+        _ => made_outcome(),
     });
     provider.will_verify([VerifyOutcome::NotMade]);
     world.pay("k", [NewEffect::new("charge", "charge", "").verified()]).await;
     let worker = world.worker(&provider);
     worker.run_once().await.unwrap();
-    // The key's window is over when it is asked; no call was made under it.
+    // The key's window has passed at the lookup; no call was made under the key.
     world.pass(25 * 3600);
     assert_eq!(worker.run_once().await.unwrap().again, 1);
-    assert_eq!(world.only().await.called_at, None);
+    assert_eq!(world.only_effect().await.called_at, None);
     world.pass(60);
     assert_eq!(worker.run_once().await.unwrap().done, 1);
     assert_eq!(provider.calls().len(), 2);
 }
 
 #[tokio::test]
-async fn a_verification_that_never_tells_ends_with_a_person() {
+async fn an_inconclusive_verification_leaves_the_effect_unknown() {
     let world = World::new().await;
     let provider = Provider::new("w", |_| CallOutcome::Uncertain { why: "time-out".into() });
     let rules = EffectRules { tries_max: 4, ..NewEffect::new("", "", "").verified().rules };
@@ -252,8 +252,8 @@ async fn a_verification_that_never_tells_ends_with_a_person() {
     }
     world.pass(1000);
     assert_eq!(worker.run_once().await.unwrap().dead, 1);
-    assert_eq!((world.only().await.state, world.only().await.due_at), (Unknown, None));
-    assert_eq!((provider.calls().len(), provider.asked()), (1, 3));
+    assert_eq!((world.only_effect().await.state, world.only_effect().await.due_at), (Unknown, None));
+    assert_eq!((provider.calls().len(), provider.verify_count()), (1, 3));
     assert_eq!(world.ledger(), ["w charge unknown: the provider was asked, and could not tell"]);
 }
 
@@ -263,28 +263,31 @@ async fn a_worker_that_comes_back_late_is_refused_with_its_rows() {
     world.pay("k", [NewEffect::new("charge", "charge", "").repeatable()]).await;
     let (gate, zombie) = world.silent_worker().await;
     world.pass(61);
-    let worker = world.worker(&Provider::new("bob", |_| made()));
+    let worker = world.worker(&Provider::new("bob", |_| made_outcome()));
     worker.run_once().await.unwrap();
     world.pass(10);
     assert_eq!(worker.run_once().await.unwrap().done, 1);
-    let before = world.only().await;
+    let before = world.only_effect().await;
 
     gate.open();
     assert_eq!(zombie.await.unwrap(), WorkerRound { lost: 1, ..WorkerRound::default() });
     assert_eq!(world.ledger(), ["bob charge done"]);
-    let after = world.only().await;
+    let after = world.only_effect().await;
     assert_eq!((after.version, after.result), (before.version, before.result));
 }
 
 #[tokio::test]
 async fn a_claim_that_ends_before_its_call_is_returned_uncalled() {
     let world = World::new().await;
-    let provider = Provider::new("w", |_| made());
+    let provider = Provider::new("w", |_| made_outcome());
     let rules = EffectRules { lease_ms: 0, ..EffectRules::default() };
     world.pay("k", [NewEffect::new("charge", "charge", "").rules(rules)]).await;
     assert_eq!(world.worker(&provider).run_once().await.unwrap().again, 1);
     assert!(provider.calls().is_empty());
-    assert_eq!(world.only().await.last_error.as_deref(), Some("the lease was over before the call began"));
+    assert_eq!(
+        world.only_effect().await.last_error.as_deref(),
+        Some("the lease was over before the call began")
+    );
 }
 
 #[tokio::test]
@@ -298,14 +301,14 @@ async fn pauses_grow_and_are_never_shorter_than_the_provider_asks() {
     let worker = world.worker(&provider);
     for (tries, pause) in [(1, 2.0), (2, 4.0), (3, 8.0)] {
         assert_eq!(worker.run_once().await.unwrap().again, 1);
-        let effect = world.only().await;
+        let effect = world.only_effect().await;
         assert_eq!((effect.tries, effect.state), (tries, Queued));
         let due_in = effect.due_at.unwrap().since(effect.now).as_secs_f64();
         assert!((0.75 * pause..=1.25 * pause).contains(&due_in), "try {tries}: {due_in}");
         world.pass(10);
     }
     worker.run_once().await.unwrap();
-    let effect = world.only().await;
+    let effect = world.only_effect().await;
     let due_in = effect.due_at.unwrap().since(effect.now).as_secs_f64();
     assert!((900.0..=1.25 * 900.0).contains(&due_in), "{due_in}");
     world.pass(899);
@@ -324,10 +327,10 @@ async fn tries_end_in_a_dead_letter_with_the_last_error() {
         world.pass(1000);
     }
     assert_eq!(worker.run_once().await.unwrap().dead, 1);
-    let effect = world.only().await;
+    let effect = world.only_effect().await;
     assert_eq!((effect.state, effect.due_at, effect.tries), (Dead, None, 3));
-    let said = effect.last_error.unwrap();
-    assert!(said.starts_with("3: xxx") && said.len() < 1100, "{}", said.len());
+    let error = effect.last_error.unwrap();
+    assert!(error.starts_with("3: xxx") && error.len() < 1100, "{}", error.len());
     assert_eq!(world.ledger().len(), 1);
     world.pass(1_000_000);
     assert!(worker.run_once().await.unwrap().is_idle());
@@ -342,14 +345,14 @@ async fn past_the_key_window_a_repeatable_effect_is_not_called() {
     worker.run_once().await.unwrap();
     world.pass(24 * 3600);
     assert_eq!(worker.run_once().await.unwrap().dead, 1);
-    assert_eq!((world.only().await.state, provider.calls().len()), (Unknown, 1));
-    // An operator who confirms has it called all the same.
+    assert_eq!((world.only_effect().await.state, provider.calls().len()), (Unknown, 1));
+    // With an operator's confirmation it is called all the same.
     Operator::new(&world.ibid)
-        .retry(world.only().await.seq, &because("the provider has no such charge"))
+        .retry(world.only_effect().await.seq, &because("the provider has no such charge"))
         .await
         .unwrap();
     worker.run_once().await.unwrap();
-    assert_eq!((world.only().await.state, provider.calls().len()), (Queued, 2));
+    assert_eq!((world.only_effect().await.state, provider.calls().len()), (Queued, 2));
 }
 
 #[tokio::test]
@@ -361,14 +364,14 @@ async fn panics_and_time_outs_of_a_handler_are_uncertain_calls() {
         world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
         let worker = world.building(&provider).timeout(Duration::from_millis(100)).build().unwrap();
         assert_eq!(worker.run_once().await.unwrap().dead, 1);
-        let effect = world.only().await;
+        let effect = world.only_effect().await;
         assert_eq!((effect.state, effect.last_error.as_deref()), (Unknown, Some(said)));
     }
 }
 
 #[tokio::test]
 async fn an_effect_that_owes_the_answer_gives_it_to_who_waits() {
-    let (world, provider) = (World::new().await, Provider::new("w", |_| made()));
+    let (world, provider) = (World::new().await, Provider::new("w", |_| made_outcome()));
     world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
     assert_eq!(world.record("k").await.state, State::Pending);
     let (ibid, ask) = (world.ibid.clone(), world.ask("k"));
@@ -388,7 +391,7 @@ async fn a_dead_effect_made_after_all_answers_its_record() {
     let world = World::new().await;
     let provider = Provider::new("w", |call| match call.tries {
         1 if call.provider_id.is_none() => CallOutcome::Refused { why: "card declined".into() },
-        _ => made(),
+        _ => made_outcome(),
     });
     world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
     assert_eq!(world.worker(&provider).run_once().await.unwrap().dead, 1);
@@ -396,29 +399,29 @@ async fn a_dead_effect_made_after_all_answers_its_record() {
     assert!(matches!(world.ibid.begin(world.ask("k")).await.unwrap(), Begin::Skip(Outcome::Unknown { .. })));
     assert_eq!(world.ledger(), ["w charge dead: card declined"]);
 
-    let seq = world.only().await.seq;
+    let seq = world.only_effect().await.seq;
     Operator::new(&world.ibid).retry(seq, &because("another card")).await.unwrap();
-    assert_eq!(world.only().await.tries, 0);
-    let other = Provider::new("w", |_| made());
+    assert_eq!(world.only_effect().await.tries, 0);
+    let other = Provider::new("w", |_| made_outcome());
     assert_eq!(world.worker(&other).run_once().await.unwrap().done, 1);
     assert_eq!(world.record("k").await.state, State::Completed);
     assert!(matches!(world.ibid.begin(world.ask("k")).await.unwrap(), Begin::Skip(Outcome::Completed(_))));
 }
 
 #[tokio::test]
-async fn an_owed_answer_that_is_missing_is_for_a_person_to_give() {
+async fn a_call_without_its_owed_answer_leaves_the_record_unknown() {
     let world = World::new().await;
     let provider = Provider::new("w", |_| CallOutcome::Made(outbox::CallResult::default()));
     world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
     assert_eq!(world.worker(&provider).run_once().await.unwrap().done, 1);
-    assert_eq!((world.only().await.state, world.record("k").await.state), (Done, State::Unknown));
+    assert_eq!((world.only_effect().await.state, world.record("k").await.state), (Done, State::Unknown));
 }
 
 #[tokio::test]
 async fn an_operator_moves_only_dead_or_unknown_effects() {
     let world = World::new().await;
     world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
-    let seq = world.only().await.seq;
+    let seq = world.only_effect().await.seq;
     let refused = Operator::new(&world.ibid).retry(seq, &because("why not")).await;
     assert!(matches!(refused, Err(OperatorError::EffectNotNow(Queued))), "{refused:?}");
     let absent = Operator::new(&world.ibid).discard(seq + 1, &because("no reason")).await;
@@ -427,7 +430,7 @@ async fn an_operator_moves_only_dead_or_unknown_effects() {
     let provider = Provider::new("w", |_| CallOutcome::Refused { why: "no".into() });
     world.worker(&provider).run_once().await.unwrap();
     Operator::new(&world.ibid).discard(seq, &because("refunded by hand")).await.unwrap();
-    assert_eq!(world.only().await.state, Discarded);
+    assert_eq!(world.only_effect().await.state, Discarded);
     let history = world.ibid.store().history(world.record("k").await.id).await.unwrap();
     let lines: Vec<_> = history.iter().map(|(_, line)| (line.what, line.detail.as_str())).collect();
     assert!(
@@ -450,7 +453,7 @@ async fn an_effect_discarded_during_verify_leaves_its_record_unknown() {
     world.owe("k", NewEffect::new("charge", "charge", "").verified().owing()).await;
     world.worker(&provider).run_once().await.unwrap();
     assert_eq!(world.record("k").await.state, State::Pending);
-    Operator::new(&world.ibid).discard(world.only().await.seq, &because("give up")).await.unwrap();
+    Operator::new(&world.ibid).discard(world.only_effect().await.seq, &because("give up")).await.unwrap();
     assert_eq!(world.record("k").await.state, State::Unknown);
 }
 
@@ -459,7 +462,7 @@ async fn effects_are_listed_by_state_by_record_and_by_page() {
     let world = World::new().await;
     world.pay("a", [NewEffect::new("x", "charge", ""), NewEffect::new("y", "mail", "")]).await;
     world.pay("b", [NewEffect::new("x", "charge", "")]).await;
-    let provider = Provider::new("w", |_| made());
+    let provider = Provider::new("w", |_| made_outcome());
     world.worker(&provider).run_once().await.unwrap();
     let list = |filter| async { Operator::new(&world.ibid).effects(filter).await.unwrap().0 };
     let usual = EffectFilter::default;
@@ -477,13 +480,13 @@ async fn effects_are_listed_by_state_by_record_and_by_page() {
 #[tokio::test]
 async fn an_unrecorded_result_is_recorded_without_a_second_call() {
     let world = World::new().await;
-    let provider = Provider::new("w", |_| made());
+    let provider = Provider::new("w", |_| made_outcome());
     let rules = EffectRules { lease_ms: 300, ..EffectRules::default() };
     world.pay("k", [NewEffect::new("charge", "charge", "").rules(rules)]).await;
     world.sql("alter table ledger rename to elsewhere");
     let worker = world.worker(&provider);
     assert_eq!(worker.run_once().await.unwrap().lost, 1);
-    let effect = world.only().await;
+    let effect = world.only_effect().await;
     assert_eq!((effect.state, effect.provider_id.as_deref()), (Claimed, Some("ch_1")));
     assert!(effect.last_error.unwrap().contains("no such table"));
 
@@ -497,12 +500,12 @@ async fn an_unrecorded_result_is_recorded_without_a_second_call() {
 async fn a_result_whose_commit_got_no_reply_is_written_once() {
     for reply in [Reply::Lost, Reply::NeverSent] {
         let world = World::new().await;
-        let provider = Provider::new("w", |_| made());
-        // Not repeatable: what is known to be made must not end as unknown.
+        let provider = Provider::new("w", |_| made_outcome());
+        // Not repeatable: a call that is known to have been made must not end as unknown.
         world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
         let worker = world.lossy_worker(&provider, &[Reply::Comes, reply]);
         assert_eq!(worker.run_once().await.unwrap().done, 1, "{reply:?}");
-        assert_eq!(world.only().await.state, Done);
+        assert_eq!(world.only_effect().await.state, Done);
         assert_eq!((provider.calls().len(), world.ledger().len()), (1, 1), "{reply:?}");
     }
 }
@@ -514,11 +517,11 @@ async fn a_claim_that_got_no_reply_is_not_called_and_given_back() {
         (Reply::NeverSent, WorkerRound { lost: 1, ..WorkerRound::default() }),
     ] {
         let world = World::new().await;
-        let provider = Provider::new("w", |_| made());
+        let provider = Provider::new("w", |_| made_outcome());
         world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
         let worker = world.lossy_worker(&provider, &[reply]);
         assert_eq!(worker.run_once().await.unwrap(), round, "{reply:?}");
-        assert_eq!((world.only().await.state, provider.calls().len()), (Queued, 0), "{reply:?}");
+        assert_eq!((world.only_effect().await.state, provider.calls().len()), (Queued, 0), "{reply:?}");
         world.pass(10);
         assert_eq!(worker.run_once().await.unwrap().done, 1);
     }
@@ -533,26 +536,26 @@ async fn a_stopping_worker_finishes_an_effect_enqueued_here() {
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let running = tokio::spawn(async move { worker.run_until(async { drop(stopped.await) }).await });
     world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
-    gate.reached().await;
+    gate.until_reached().await;
     stop.send(()).unwrap();
     gate.open();
     running.await.unwrap();
-    assert_eq!(world.only().await.state, Done);
+    assert_eq!(world.only_effect().await.state, Done);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_another_process_enqueues_is_seen_at_the_next_look() {
+async fn an_effect_of_another_process_is_seen_at_the_next_poll() {
     let world = World::new().await;
     let gate = Gate::closed("w");
     let worker = world.building(&gate.provider).poll_every(Duration::from_millis(20)).build().unwrap();
     let running = tokio::spawn(async move { worker.run().await });
     let other = world.another_process().await;
     other.pay("k", [NewEffect::new("charge", "charge", "")]).await;
-    gate.reached().await;
-    // Broken off, it leaves a claim that lapses.
+    gate.until_reached().await;
+    // An aborted worker leaves a claim that lapses.
     running.abort();
     assert!(running.await.unwrap_err().is_cancelled());
-    assert_eq!(world.only().await.state, Claimed);
+    assert_eq!(world.only_effect().await.state, Claimed);
 }
 
 #[cfg(feature = "sqlx-sqlite")]
@@ -563,7 +566,7 @@ async fn a_worker_goes_through_any_driver() {
     struct Charge;
     impl outbox::EffectHandler<SqlxSqliteTx<'static>> for Charge {
         async fn call(&self, _: &outbox::EffectCall) -> CallOutcome {
-            made()
+            made_outcome()
         }
         async fn record(
             &self,
@@ -589,7 +592,7 @@ async fn a_worker_goes_through_any_driver() {
 #[tokio::test]
 async fn a_worker_that_can_not_keep_its_promises_is_not_built() {
     let world = World::new().await;
-    let provider = Provider::new("w", |_| made());
+    let provider = Provider::new("w", |_| made_outcome());
     let long = world.building(&provider).timeout(Duration::from_secs(60)).build();
     assert!(matches!(long, Err(WorkerError::OutlastsLease { .. })), "{long:?}");
     assert_eq!(world.building(&provider).concurrency(0).build().unwrap_err(), WorkerError::Idle);

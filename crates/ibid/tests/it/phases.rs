@@ -1,5 +1,5 @@
-//! Phases on a real database: what is committed is not run again, whoever goes on; a call to the outside is made again,
-//! asked about or left to a person, as it was declared.
+//! Phases on a real database: a committed phase does not run again, whichever process resumes. An external call is
+//! repeated, looked up or left to an operator, as it was declared.
 
 mod external_call;
 mod in_transaction;
@@ -10,23 +10,23 @@ mod serialization;
 use ibid_core::policy::{OnLapse, Policy};
 
 use crate::adapters::databases::{
-    Place, RusqliteConnections, SqlxPostgresPools, SqlxSqlitePools, TokioPostgresPools,
+    RusqliteConnections, SqlxPostgresPools, SqlxSqlitePools, TestDatabase, TokioPostgresPools,
 };
 use crate::transaction::harness::World;
 
-/// What a handler that works in Phases is begun with.
+/// The policy for a handler that works in phases.
 fn policy() -> Policy {
     Policy { on_lapse: OnLapse::Resume, ..Policy::one_transaction() }
 }
 
 macro_rules! every_rule {
-    ($($driver:ident: $adapter:ty, $place:expr;)*) => {
+    ($($driver:ident: $adapter:ty, $test_db:expr;)*) => {
         $(mod $driver {
             use super::*;
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn phases_keep_their_rules() {
-                let world = World::<$adapter>::under(policy(), $place).await;
+                let world = World::<$adapter>::under(policy(), $test_db).await;
                 in_transaction::every_rule(&world).await;
                 external_call::every_rule(&world).await;
                 key_window::every_rule(&world).await;
@@ -34,7 +34,7 @@ macro_rules! every_rule {
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn a_lapsed_request_goes_on_behind_the_guard() {
-                let world = World::<$adapter>::under(policy(), $place).await;
+                let world = World::<$adapter>::under(policy(), $test_db).await;
                 resume::every_rule(world).await;
             }
         })*
@@ -42,8 +42,8 @@ macro_rules! every_rule {
 }
 
 every_rule! {
-    rusqlite: RusqliteConnections, Place::sqlite();
-    sqlx_sqlite: SqlxSqlitePools, Place::sqlite();
-    sqlx_postgres: SqlxPostgresPools, Place::postgres();
-    tokio_postgres: TokioPostgresPools, Place::postgres();
+    rusqlite: RusqliteConnections, TestDatabase::sqlite();
+    sqlx_sqlite: SqlxSqlitePools, TestDatabase::sqlite();
+    sqlx_postgres: SqlxPostgresPools, TestDatabase::postgres();
+    tokio_postgres: TokioPostgresPools, TestDatabase::postgres();
 }

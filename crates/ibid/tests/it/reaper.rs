@@ -1,4 +1,4 @@
-//! The reaper under the engine, on the stores whose clock a test can move: what goes when, and what a client then meets.
+//! The reaper under the engine, on the stores with a manual clock: what is removed when, and what a client then gets.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,9 +41,9 @@ async fn a_tombstone_refuses_its_key_until_it_is_purged() {
             "whether or not the reaper came"
         );
         let ripe = ReapCount { strip: 1, remove: 0 };
-        assert_eq!(world.outlook().await, ReapPreview { records: ripe, ..ReapPreview::default() });
+        assert_eq!(world.preview().await, ReapPreview { records: ripe, ..ReapPreview::default() });
         assert_eq!(world.reap().await, ReapStats { stripped: 1, ..ReapStats::default() });
-        let tomb = world.only().await;
+        let tomb = world.only_record().await;
         assert!(tomb.identity.is_forgotten() && tomb.fingerprint.is_some(), "{tomb:?}");
         assert!(
             matches!(world.begin("k", &policy).await, Begin::Skip(Outcome::Expired)),
@@ -64,11 +64,11 @@ async fn an_expired_key_may_run_again_over_its_tombstone() {
         world.hands.advance(HOUR);
         assert_eq!(world.reap().await.stripped, 1);
         world.pay("k", &policy).await;
-        assert_eq!(world.only().await.identity.key.as_str(), "k");
+        assert_eq!(world.only_record().await.identity.key.as_str(), "k");
         assert!(matches!(world.begin("k", &policy).await, Begin::Skip(Outcome::Completed(_))));
-        assert_eq!(world.reap().await, ReapStats::default(), "its time counts anew");
+        assert_eq!(world.reap().await, ReapStats::default(), "its time starts again");
         world.hands.advance(HOUR);
-        assert_eq!(world.reap().await.stripped, 1, "and comes again");
+        assert_eq!(world.reap().await.stripped, 1, "and ends again");
     }
 }
 
@@ -102,7 +102,7 @@ async fn an_unknown_record_expires_with_a_warning() {
             Begin::Skip(Outcome::Unknown { settled_in: None })
         ));
         world.hands.advance(HOUR);
-        let id = world.only().await.id;
+        let id = world.only_record().await.id;
         assert_eq!(world.reap().await, ReapStats { settled: 1, stripped: 1, ..ReapStats::default() });
         let history = world.store.history(id).await.unwrap();
         assert!(history.iter().any(|(_, line)| line.detail.contains("unknown_retention")), "{history:?}");
@@ -119,7 +119,7 @@ async fn what_was_accepted_and_never_claimed_is_answered_with_408() {
         assert!(matches!(world.ibid.begin(ask).await, Ok(Begin::Skip(Outcome::Accepted { .. }))));
         world.hands.advance(policy.pending_deadline);
         assert_eq!(world.reap().await, ReapStats { settled: 1, ..ReapStats::default() });
-        let record = world.only().await;
+        let record = world.only_record().await;
         assert_eq!((record.state, record.note.status), (State::Completed, Some(408)));
         assert_eq!(world.reap().await, ReapStats::default());
     }
@@ -129,11 +129,11 @@ async fn what_was_accepted_and_never_claimed_is_answered_with_408() {
 async fn a_round_skips_a_bounded_number_of_rows() {
     let world = World::on_sqlite().await;
     let live = TestRecord::fresh();
-    let mut told = insert(&live, draft(&live, State::Unknown));
+    let mut change = insert(&live, draft(&live, State::Unknown));
     for _ in 0..15_000 {
-        told = telling(told, HistoryKind::ReconcileTry, "");
+        change = telling(change, HistoryKind::ReconcileTry, "");
     }
-    put(&*world.store, &told).await;
+    put(&*world.store, &change).await;
     world.going().await;
     let keep = Retention { history: HOUR, ..Retention::default() };
     world.hands.advance(HOUR);
@@ -156,7 +156,7 @@ async fn a_failing_reap_target_does_not_stop_the_others() {
         let faulty = FaultyStore::new(Arc::new(MemoryStore::new(clock)));
         let world = World::new(faulty.clone(), hands, None).await;
         let recorder = PrometheusBuilder::new().build_recorder();
-        let said = recorder.handle();
+        let metrics_page = recorder.handle();
         let _counts = metrics::set_default_local_recorder(&recorder);
         let gone = world.going().await;
         assert_eq!(world.reap().await.removed, 1);
@@ -164,19 +164,19 @@ async fn a_failing_reap_target_does_not_stop_the_others() {
         let late = world.going().await;
         faulty.set(StoreFault::FailsOn(fails));
         let error = reap_once(&world.ibid, keep).await.expect_err("a course failed");
-        assert!(!error.is_transient(), "it is told: {error:?}");
+        assert!(!error.is_transient(), "the failure is reported: {error:?}");
         assert!(world.store.history(gone).await.unwrap().is_empty(), "history was seen to after {fails:?}");
         let left = usize::from(fails == ReapTarget::Records);
         assert_eq!(world.store.list(RecordFilter::default()).await.unwrap().len(), left);
         let gauge = format!("ibid_records{{state=\"completed\"}} {left}\n");
-        assert!(said.render().contains(&gauge), "{}", said.render());
+        assert!(metrics_page.render().contains(&gauge), "{}", metrics_page.render());
         faulty.set(StoreFault::None);
         assert_eq!(reap_once(&world.ibid, keep).await.unwrap().removed, left as u64);
         assert_eq!(world.store.history(late).await.unwrap().len(), 1);
         assert!(
-            said.render().contains("ibid_retention_pruned_total 2\n"),
+            metrics_page.render().contains("ibid_retention_pruned_total 2\n"),
             "both are counted: {}",
-            said.render()
+            metrics_page.render()
         );
     }
 }
@@ -203,7 +203,7 @@ impl World {
     }
 
     async fn new(store: Arc<dyn Store>, hands: Hands, directory: Option<tempfile::TempDir>) -> World {
-        // What a node keeps in memory goes by the time that really passes.
+        // A node's cache uses real time, so it is turned off.
         let settings = Settings { cache_ttl: Duration::ZERO, ..Settings::default() };
         let ibid = Ibid::start(store.clone(), settings).await.expect("it starts");
         World { ibid, store, hands, _directory: directory }
@@ -223,7 +223,7 @@ impl World {
         assert!(matches!(attempt.finish(answer).await, Outcome::Completed(_)));
     }
 
-    /// A record whose time is over, with a line of history.
+    /// Inserts a record that is due for removal, with a history line.
     async fn going(&self) -> RecordId {
         let name = TestRecord::fresh();
         let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
@@ -235,11 +235,11 @@ impl World {
         reap_once(&self.ibid, Retention::default()).await.expect("the store answers")
     }
 
-    async fn outlook(&self) -> ReapPreview {
+    async fn preview(&self) -> ReapPreview {
         reap_preview(&*self.store, Retention::default()).await.expect("the store answers")
     }
 
-    async fn only(&self) -> Arc<ibid_core::record::Record> {
+    async fn only_record(&self) -> Arc<ibid_core::record::Record> {
         let mut all = self.store.list(RecordFilter::default()).await.expect("a list");
         assert_eq!(all.len(), 1);
         all.remove(0).record

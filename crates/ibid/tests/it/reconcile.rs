@@ -1,5 +1,5 @@
-//! The reconciler: what it asks, when it believes it, and who wins when several know. On the memory store, whose clock
-//! a test moves; each look is made by a node of its own, which has seen no jump.
+//! The reconciler: which records it looks up, when it trusts an answer, and which of several settlers wins. On the memory
+//! store with a manual clock; a separate node, which has seen no clock jump, runs each round.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -49,7 +49,7 @@ impl World {
         self.ibid.begin(self.ask(key)).await.expect("the store answers")
     }
 
-    /// A request that was sent and never answered.
+    /// Makes a request that was sent and never answered.
     async fn unknown(&self, key: &str) -> LateAnswer {
         self.unknown_by(self.ask(key)).await
     }
@@ -62,7 +62,7 @@ impl World {
         attempt.unknown(ErrorCode::TimedOut).await.1
     }
 
-    /// One round of questions by a node that has seen no jump.
+    /// Runs one round of lookups at a node that has seen no clock jump.
     async fn reconcile(&self, finder: impl OutcomeLookup + 'static) -> ReconcileStats {
         let node = Ibid::for_upkeep(self.store.clone());
         node.reconcile_with(Arc::new(finder));
@@ -77,24 +77,27 @@ impl World {
     }
 }
 
-/// Says what it was told to, in turn, and keeps what it was asked.
+/// A lookup that returns its prepared results in turn, and records the requests it was called with.
 #[derive(Clone, Default)]
-struct Told {
+struct ScriptedLookup {
     findings: Arc<Mutex<VecDeque<LookupResult>>>,
     asked: Arc<Mutex<Vec<UnknownRequest>>>,
 }
 
-impl Told {
-    fn to_say(findings: impl IntoIterator<Item = LookupResult>) -> Told {
-        Told { findings: Arc::new(Mutex::new(findings.into_iter().collect())), ..Told::default() }
+impl ScriptedLookup {
+    fn returning(findings: impl IntoIterator<Item = LookupResult>) -> ScriptedLookup {
+        ScriptedLookup {
+            findings: Arc::new(Mutex::new(findings.into_iter().collect())),
+            ..ScriptedLookup::default()
+        }
     }
 
-    fn asked(&self) -> usize {
+    fn call_count(&self) -> usize {
         self.asked.lock().unwrap().len()
     }
 }
 
-impl OutcomeLookup for Told {
+impl OutcomeLookup for ScriptedLookup {
     fn find(&self, doubtful: UnknownRequest) -> BoxFuture<'static, LookupResult> {
         self.asked.lock().unwrap().push(doubtful);
         let finding = self.findings.lock().unwrap().pop_front().unwrap_or(LookupResult::Nothing);
@@ -102,7 +105,7 @@ impl OutcomeLookup for Told {
     }
 }
 
-/// A finder made of a closure.
+/// A lookup made of a closure.
 struct By<F>(F);
 
 impl<F: Fn(UnknownRequest) -> BoxFuture<'static, LookupResult> + Send + Sync> OutcomeLookup for By<F> {
@@ -124,16 +127,16 @@ async fn a_looked_up_response_is_replayed_even_if_declined() {
     for status in [201, 402] {
         let world = World::new().await;
         let _late = world.unknown("k").await;
-        let told = Told::to_say([LookupResult::Executed(answer(status))]);
-        assert_eq!(world.reconcile(told.clone()).await, QUIET, "not before the attempt is over");
+        let lookup = ScriptedLookup::returning([LookupResult::Executed(answer(status))]);
+        assert_eq!(world.reconcile(lookup.clone()).await, QUIET, "not before the attempt is over");
         world.hands.advance(SETTLE);
-        let came = world.reconcile(told.clone()).await;
+        let came = world.reconcile(lookup.clone()).await;
         assert_eq!(came, ReconcileStats { asked: 1, settled: 1, dead_letters: 0 });
         assert!(
             matches!(world.begin("k").await, Begin::Skip(Outcome::Completed(kept)) if *kept.response == answer(status)),
             "{status}"
         );
-        let asked = told.asked.lock().unwrap().clone();
+        let asked = lookup.asked.lock().unwrap().clone();
         let [seen] = &asked[..] else { panic!("asked once") };
         let words = (seen.tenant.as_str(), seen.method.as_str(), seen.path.as_str(), seen.key.as_str());
         assert_eq!(words, ("shop", "POST", "/pay", "k"));
@@ -146,17 +149,20 @@ async fn a_looked_up_response_is_replayed_even_if_declined() {
 async fn not_executed_is_believed_at_the_second_lookup() {
     let world = World::new().await;
     let _late = world.unknown("k").await;
-    let told = Told::to_say([LookupResult::NotExecuted, LookupResult::NotExecuted]);
+    let lookup = ScriptedLookup::returning([LookupResult::NotExecuted, LookupResult::NotExecuted]);
     world.hands.advance(SETTLE);
-    assert_eq!(world.reconcile(told.clone()).await, ReconcileStats { asked: 1, ..QUIET });
+    assert_eq!(world.reconcile(lookup.clone()).await, ReconcileStats { asked: 1, ..QUIET });
     let Begin::Skip(Outcome::Unknown { settled_in: Some(wait) }) = world.begin("k").await else {
         panic!("still unknown")
     };
     assert!(SETTLE <= wait && wait <= SETTLE.mul_f64(1.25), "until the next look: {wait:?}");
     world.hands.advance(SETTLE - Duration::from_micros(1));
-    assert_eq!(world.reconcile(told.clone()).await, QUIET, "nobody asks before it is due");
+    assert_eq!(world.reconcile(lookup.clone()).await, QUIET, "no lookup before it is due");
     world.hands.advance(SETTLE / 4);
-    assert_eq!(world.reconcile(told.clone()).await, ReconcileStats { asked: 1, settled: 1, dead_letters: 0 });
+    assert_eq!(
+        world.reconcile(lookup.clone()).await,
+        ReconcileStats { asked: 1, settled: 1, dead_letters: 0 }
+    );
     assert_eq!(world.record("k").await.state, State::Retryable);
     let (one, other) = tokio::join!(world.begin("k"), world.begin("k"));
     let runs = [&one, &other].iter().filter(|begun| matches!(begun, Begin::Run(_))).count();
@@ -167,11 +173,11 @@ async fn not_executed_is_believed_at_the_second_lookup() {
 async fn not_there_at_first_and_executed_after_all_is_completed() {
     let world = World::new().await;
     let _late = world.unknown("k").await;
-    let told = Told::to_say([LookupResult::NotExecuted, LookupResult::Executed(answer(201))]);
+    let lookup = ScriptedLookup::returning([LookupResult::NotExecuted, LookupResult::Executed(answer(201))]);
     for settled in [0, 1] {
         world.hands.advance(2 * SETTLE);
         assert_eq!(
-            world.reconcile(told.clone()).await,
+            world.reconcile(lookup.clone()).await,
             ReconcileStats { asked: 1, settled, dead_letters: 0 }
         );
     }
@@ -182,17 +188,17 @@ async fn not_there_at_first_and_executed_after_all_is_completed() {
 async fn after_the_last_lookup_a_record_is_a_dead_letter() {
     let world = World::new().await;
     let _late = world.unknown("k").await;
-    let told = Told::default();
+    let lookup = ScriptedLookup::default();
     for dead_letters in [0, 0, 1] {
         world.hands.advance(10 * SETTLE);
         assert_eq!(
-            world.reconcile(told.clone()).await,
+            world.reconcile(lookup.clone()).await,
             ReconcileStats { asked: 1, settled: 0, dead_letters }
         );
     }
     world.hands.advance(10 * SETTLE);
-    assert_eq!(world.reconcile(told.clone()).await, QUIET);
-    assert_eq!(told.asked(), ATTEMPTS as usize);
+    assert_eq!(world.reconcile(lookup.clone()).await, QUIET);
+    assert_eq!(lookup.call_count(), ATTEMPTS as usize);
     assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::Unknown { settled_in: None })));
     let record = world.record("k").await;
     assert!(record.flags.dead_letter && record.state == State::Unknown && record.attempt == 1);
@@ -231,7 +237,7 @@ async fn two_reconcilers_at_once_count_one_lookup() {
         let world = World::new().await;
         let _late = world.unknown("k").await;
         world.hands.advance(SETTLE);
-        // Neither answer is given before both are asked.
+        // Neither lookup answers before both were called.
         let both = Arc::new(Barrier::new(2));
         let finder = || {
             let (both, finding) = (both.clone(), finding.clone());
@@ -245,7 +251,7 @@ async fn two_reconcilers_at_once_count_one_lookup() {
         };
         let (one, other) = tokio::join!(world.reconcile(finder()), world.reconcile(finder()));
         assert_eq!((one.asked, other.asked), (1, 1));
-        assert_eq!(one.settled + other.settled, settled, "one settles, the other is told");
+        assert_eq!(one.settled + other.settled, settled, "one settles, the other learns it");
         let record = world.record("k").await;
         assert_eq!(record.note.tries, u32::from(settled == 0), "one look is one try");
     }
@@ -286,7 +292,7 @@ async fn a_late_answer_after_a_question_finds_the_outcome_known() {
     let world = World::new().await;
     let late = world.unknown("k").await;
     world.hands.advance(SETTLE);
-    world.reconcile(Told::to_say([LookupResult::Executed(answer(200))])).await;
+    world.reconcile(ScriptedLookup::returning([LookupResult::Executed(answer(200))])).await;
     assert!(matches!(late.finish(answer(201)).await, Outcome::Superseded(_)));
     assert!(
         matches!(world.begin("k").await, Begin::Skip(Outcome::Completed(kept)) if kept.response.status == 200)
@@ -299,20 +305,20 @@ async fn an_answer_too_large_to_keep_completes_the_record_without_it() {
     let _late = world.unknown("k").await;
     world.hands.advance(SETTLE);
     let large = Response { body: Bytes::from(vec![b'x'; 101]), ..answer(201) };
-    assert_eq!(world.reconcile(Told::to_say([LookupResult::Executed(large)])).await.settled, 1);
+    assert_eq!(world.reconcile(ScriptedLookup::returning([LookupResult::Executed(large)])).await.settled, 1);
     assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::NotRetained(_))));
 }
 
 #[tokio::test]
-async fn after_a_jump_of_the_stores_clock_nobody_is_asked() {
+async fn after_a_clock_jump_no_lookup_is_made() {
     let world = World::new().await;
     let _late = world.unknown("k").await;
-    let told = Told::to_say([LookupResult::NotExecuted]);
-    world.ibid.reconcile_with(Arc::new(told.clone()));
-    // Two looks that seem to be apart may not be.
+    let lookup = ScriptedLookup::returning([LookupResult::NotExecuted]);
+    world.ibid.reconcile_with(Arc::new(lookup.clone()));
+    // After a jump, two lookups that seem `settle` apart may not be.
     world.hands.advance(Duration::from_secs(3600));
     assert_eq!(upkeep::reconcile_once(&world.ibid).await.expect("the store answers"), QUIET);
-    assert_eq!(told.asked(), 0);
+    assert_eq!(lookup.call_count(), 0);
 }
 
 #[tokio::test]
@@ -330,14 +336,14 @@ async fn a_record_without_a_lookup_uses_up_no_try() {
     let _late = world.unknown("k").await;
     world.hands.advance(SETTLE);
     assert_eq!(world.reconcile(NotMine).await, QUIET);
-    let told = Told::to_say([LookupResult::Executed(answer(201))]);
-    assert_eq!(world.reconcile(told).await.settled, 1);
+    let lookup = ScriptedLookup::returning([LookupResult::Executed(answer(201))]);
+    assert_eq!(world.reconcile(lookup).await.settled, 1);
 }
 
 #[tokio::test]
 async fn foreign_unknown_records_do_not_starve_own_lookups() {
-    /// Asks about records whose rule allows one more try than the others'.
-    struct Own(Told);
+    /// Looks up records whose rule allows one try more than that of the others.
+    struct Own(ScriptedLookup);
     impl OutcomeLookup for Own {
         fn asks(&self, rule: &Reconcile) -> bool {
             rule.attempts == ATTEMPTS + 1
@@ -348,7 +354,7 @@ async fn foreign_unknown_records_do_not_starve_own_lookups() {
     }
     let world = World::new().await;
     let mut late = Vec::new();
-    // More than one batch, all due before the own ones.
+    // More than one batch, all due before our own records.
     for n in 0..200 {
         late.push(world.unknown(&format!("theirs-{n}")).await);
     }
@@ -357,11 +363,12 @@ async fn foreign_unknown_records_do_not_starve_own_lookups() {
         late.push(world.unknown_by(world.ask_by(key, Reconcile::new(SETTLE, ATTEMPTS + 1))).await);
     }
     world.hands.advance(SETTLE);
-    let told = Told::to_say([LookupResult::Executed(answer(201)), LookupResult::Executed(answer(201))]);
-    let came = world.reconcile(Own(told.clone())).await;
+    let lookup =
+        ScriptedLookup::returning([LookupResult::Executed(answer(201)), LookupResult::Executed(answer(201))]);
+    let came = world.reconcile(Own(lookup.clone())).await;
     assert_eq!(came, ReconcileStats { asked: 2, settled: 2, dead_letters: 0 });
     let mut asked: Vec<String> =
-        told.asked.lock().unwrap().iter().map(|seen| seen.key.as_str().to_owned()).collect();
+        lookup.asked.lock().unwrap().iter().map(|seen| seen.key.as_str().to_owned()).collect();
     asked.sort();
     assert_eq!(asked, ["own-1", "own-2"]);
     let theirs = world.record("theirs-0").await;
@@ -394,7 +401,7 @@ async fn questions_about_one_route_go_out_at_its_pace() {
         }
     });
     assert_eq!(world.reconcile(finder).await, ReconcileStats { asked: 150, settled: 150, dead_letters: 0 });
-    // On the paused clock of the test, in which a write takes no time.
+    // Measured on the test's paused clock, on which a write takes no time.
     let asked = asked.lock().unwrap();
     let in_one_second =
         asked.windows(53).filter(|asked| asked[52] - asked[0] < Duration::from_secs(1)).count();

@@ -1,5 +1,5 @@
-//! The reference pages that are made from the library's code or checked against its tests; `IBID_BLESS=1` writes the
-//! made ones anew.
+//! The reference pages that are generated from the library's code or checked against its tests; `IBID_BLESS=1` rewrites
+//! the generated ones.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -12,7 +12,7 @@ fn root() -> PathBuf {
 }
 
 #[test]
-fn the_page_of_metrics_says_what_the_code_says() {
+fn the_page_of_metrics_matches_the_code() {
     let mut page = String::from(
         "# Metrics\n\nFor Prometheus, at `/metrics` on the admin listener. Labels are `route` (the matched pattern, `*` \
          when none), `profile`, `outcome`, `state`, `chore`, `source` and `kind`; never a key, a tenant or a path.\n\n\
@@ -64,7 +64,7 @@ fn every_line_of_the_checklist_names_its_tests_or_says_why_not() {
     assert_eq!(ids, demanded, "no demand is dropped");
 }
 
-/// A store knows records, bodies, effects and evidence: nothing of what an application keeps beside them.
+/// A store's statements name only its own tables: records, bodies, effects and evidence, never an application's.
 #[test]
 fn stores_touch_only_their_own_tables() {
     let mut tables = 0;
@@ -87,7 +87,7 @@ fn stores_touch_only_their_own_tables() {
                 next.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap_or_default();
             let is_system = ["pg_", "sqlite_", "pragma_"].iter().any(|own| name.starts_with(own));
             let is_no_table = name.is_empty() || name.parse::<u32>().is_ok() || NO_TABLE.contains(&name);
-            // A part that the statement names itself, or a function.
+            // The name of a common table expression in the statement, or a function.
             let is_part = text.contains(&format!("{name} as")) || text.contains(&format!("{name}("));
             if !is_system && !is_no_table && !is_part {
                 assert!(name.starts_with("ibid_"), "{} touches `{name}`", path.display());
@@ -101,11 +101,11 @@ fn stores_touch_only_their_own_tables() {
 /// Words after `from`, `join`, `into` or `update` that name no table.
 const NO_TABLE: &[&str] = &["is", "lateral", "of", "set", "skip"];
 
-/// The functions that are run as tests, by name.
+/// The names of all test functions.
 #[derive(Default)]
 struct Tests {
     all: BTreeSet<String>,
-    /// Those in files that start a PostgreSQL, or that are run on every store.
+    /// Tests in files that start a PostgreSQL, or that run on every store.
     on_postgres: BTreeSet<String>,
 }
 
@@ -117,14 +117,14 @@ impl Tests {
             if source.contains("Postgres") || path.to_string_lossy().contains("postgres") {
                 tests.on_postgres.extend(names.iter().cloned());
             }
-            tests.on_postgres.extend(listed(&source));
+            tests.on_postgres.extend(listed_tests(&source));
             tests.all.extend(names);
         }
         tests
     }
 }
 
-/// All files of this kind below some folders of the project, with their text.
+/// Returns all files with this extension below some folders of the project, with their text.
 fn files(folders: &[&str], extension: &str) -> Vec<(PathBuf, String)> {
     let (mut folders, mut found): (Vec<_>, _) =
         (folders.iter().map(|f| root().join(f)).collect(), Vec::new());
@@ -142,9 +142,9 @@ fn files(folders: &[&str], extension: &str) -> Vec<(PathBuf, String)> {
     found
 }
 
-/// The functions that are marked as tests, or listed in a macro that makes tests of them. One that is ignored proves nothing.
+/// Returns the functions that are marked as tests, or listed in a macro that makes tests of them. Ignored tests don't count.
 fn tests_in(source: &str) -> BTreeSet<String> {
-    let mut names = listed(source);
+    let mut names = listed_tests(source);
     let mut marked = false;
     for line in source.lines().map(str::trim_start) {
         if line.starts_with("#[test]") || line.starts_with("#[tokio::test") {
@@ -159,8 +159,8 @@ fn tests_in(source: &str) -> BTreeSet<String> {
     names
 }
 
-/// The names in `on_every_store!(…)` and `on_both_databases!(…)`.
-fn listed(source: &str) -> BTreeSet<String> {
+/// Returns the names in `on_every_store!(…)` and `on_both_databases!(…)`.
+fn listed_tests(source: &str) -> BTreeSet<String> {
     let lists =
         ["on_every_store!(", "on_both_databases!("].into_iter().flat_map(|word| source.split(word).skip(1));
     let names = lists.filter_map(|rest| rest.split(')').next()).flat_map(|list| list.split(','));

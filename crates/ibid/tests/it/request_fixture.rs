@@ -1,4 +1,4 @@
-//! What tests of the engine ask for where nothing depends on what it is: a payment.
+//! A payment request, for tests of the engine that do not depend on the request.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use ibid_core::machine::BeginRequest;
 use ibid_core::policy::Policy;
 use ibid_core::scope::{Identity, Operation, Tenant};
 
-/// A payment of this tenant's under this key.
+/// Builds a payment request of this tenant under this key.
 pub(crate) fn ask(ibid: &Ibid, tenant: &str, key: &str, policy: Policy) -> BeginRequest {
     let identity = Identity {
         tenant: Tenant::new(tenant).expect("a good name"),
@@ -19,7 +19,7 @@ pub(crate) fn ask(ibid: &Ibid, tenant: &str, key: &str, policy: Policy) -> Begin
     ibid.ask(identity, Arc::new(policy), Arc::new(Payment("{}")))
 }
 
-/// A payment by its body.
+/// A payment with this body.
 pub(crate) struct Payment(pub(crate) &'static str);
 
 impl RequestView for Payment {

@@ -1,4 +1,4 @@
-//! The memory store against the contract.
+//! The memory store, tested by the contract suite.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The PostgreSQL store against the contract, and against what only a server can do to it.
+//! The PostgreSQL store, tested by the contract suite and against what only a server can do to it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,21 +31,21 @@ mod tls;
 mod unreadable_rows;
 mod upkeep;
 
-struct Subjected(Arc<PostgresStore>);
+struct PostgresUnderTest(Arc<PostgresStore>);
 
-impl StoreUnderTest for Subjected {
+impl StoreUnderTest for PostgresUnderTest {
     fn store(&self) -> Arc<dyn Store> {
         self.0.clone()
     }
 
-    /// The clock is the server's own.
+    /// Waits, because the clock is the server's.
     fn advance(&self, by: Duration) -> BoxFuture<'_, ()> {
         Box::pin(tokio::time::sleep(by))
     }
 }
 
 fn options() -> PostgresOptions {
-    // Other tests keep the machine busy; nobody should fail for that.
+    // Other tests keep the machine busy; that should not fail a test.
     PostgresOptions { connection_wait: Duration::from_secs(30), ..PostgresOptions::default() }
 }
 
@@ -64,7 +64,7 @@ async fn open_with(
     Arc::new(store.expect("the store opens"))
 }
 
-/// Somebody else on the same database.
+/// Opens a separate connection to the same database.
 async fn stranger(server: &Postgres, database: &str) -> Client {
     let (client, connection) =
         tokio_postgres::connect(&server.url_for(database), NoTls).await.expect("a connection");
@@ -72,25 +72,25 @@ async fn stranger(server: &Postgres, database: &str) -> Client {
     client
 }
 
-/// A begin under a name of its own, as the engine writes it.
+/// A begin under a fresh name, as the engine writes it.
 fn begin() -> Change {
     fresh(&TestRecord::fresh(), LONG)
 }
 
-/// A finish of what was read, as the engine writes it.
+/// A finish of the record that was read, as the engine writes it.
 fn finish(record: &Record) -> Change {
     finished(record, b"done")
 }
 
-/// A begin that the shorter way does not take.
+/// A begin that is not eligible for the hot path.
 fn other_begin(name: &TestRecord) -> Change {
     insert(name, Draft { due_in: Some(LONG), ..draft(name, State::InProgress) })
 }
 
-/// Longer than every lease and retention that is to be over.
+/// Longer than every lease and retention that a test lets pass.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// As if so much time had passed since all of it was written: the server's own clock can't be moved.
+/// Moves every stored instant back by `time`, as if it had passed: the server's clock can't be moved.
 fn pass(server: &Postgres, database: &str, time: Duration) {
     let record = "created_at ran_at completed_at due_at expires_at purge_at reap_at watch_at";
     let all = [("record", record), ("body", "born_at"), ("policy", "put_at"), ("walk", "at")].map(
@@ -107,7 +107,7 @@ fn name_of(record: &Record) -> TestRecord {
     TestRecord { id: record.id, identity: record.identity.clone() }
 }
 
-/// Sends a Change as the engine does: again with the same nonce while its fate is unknown.
+/// Commits a change as the engine does: retries with the same nonce while its fate is unknown.
 async fn commit_patiently(store: &PostgresStore, change: &Arc<Change>) -> Commit {
     loop {
         match store.commit(vec![change.clone()]).await.remove(0) {
@@ -120,8 +120,8 @@ async fn commit_patiently(store: &PostgresStore, change: &Arc<Change>) -> Commit
     }
 }
 
-/// Whether it counted, now or in a try whose reply was lost.
-fn counted(change: &Change, commit: &Commit) -> bool {
+/// Returns whether the change was committed, now or in a try whose reply was lost.
+fn was_committed(change: &Change, commit: &Commit) -> bool {
     match commit {
         Commit::Done(_) => true,
         Commit::Conflict(Some(stored)) => change.is_stored_as(stored),
@@ -135,7 +135,7 @@ async fn the_postgres_store_keeps_the_contract() {
     for prepare in [true, false] {
         let database = server.create_database();
         let store = open_with(&server, &database, |options| options.prepare = prepare).await;
-        contract::exercise(&Subjected(store)).await;
+        contract::exercise(&PostgresUnderTest(store)).await;
     }
 }
 
@@ -143,7 +143,7 @@ async fn the_postgres_store_keeps_the_contract() {
 async fn two_stores_on_one_database_never_both_win() {
     let server = Postgres::shared();
     let database = server.create_database();
-    // What a database is set to does not change what ibid does.
+    // Settings of the database do not change what ibid does.
     server.sql(
         "postgres",
         &format!("alter database {database} set default_transaction_isolation = serializable"),

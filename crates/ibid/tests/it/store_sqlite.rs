@@ -1,4 +1,4 @@
-//! The SQLite store against the contract, and against what only a file can do to it.
+//! The SQLite store, tested by the contract suite and against what only a file can do to it.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ use rusqlite::Connection;
 pub(crate) struct Sqlite {
     pub(crate) store: Arc<SqliteStore>,
     pub(crate) hands: Hands,
-    /// The directory goes when the test does.
+    /// Removes the directory when the test ends.
     pub(crate) file: Arc<File>,
 }
 
@@ -46,7 +46,7 @@ impl File {
 
 pub(crate) fn sqlite_on(file: &Arc<File>, change: impl FnOnce(&mut SqliteOptions)) -> Sqlite {
     let (clock, hands) = Clock::manual(Timestamp::from_micros(1_800_000_000_000_000));
-    // Other tests keep the disk busy; nobody should fail for that.
+    // Other tests keep the disk busy; that should not fail a test.
     let mut options =
         SqliteOptions { clock, busy_timeout: Duration::from_secs(30), ..SqliteOptions::default() };
     change(&mut options);
@@ -80,15 +80,15 @@ async fn a_store_that_is_opened_again_has_kept_everything() {
     let first = sqlite_on(&file, |_| {});
     let name = TestRecord::fresh();
     let begin = telling(insert(&name, draft(&name, State::InProgress)), HistoryKind::Operator, "begun");
-    let begun = put(&*first.store, &begin).await;
-    let finish = answering(replace(&begun.record, draft(&name, State::Completed)), b"201");
+    let stored = put(&*first.store, &begin).await;
+    let finish = answering(replace(&stored.record, draft(&name, State::Completed)), b"201");
     let finished = put(&*first.store, &finish).await;
     let secret = first.store.put_if_absent("secret", Bytes::from_static(b"s")).await.expect("it is kept");
     drop(first);
     assert_eq!(files(&file), ["ibid.db"], "a closed store leaves one file");
     let second = sqlite_on(&file, |options| options.create = false);
-    let found = load(&*second.store, name.id).await.expect("it is still there");
-    assert_eq!((found.record, found.answer), (finished.record, finished.answer));
+    let loaded = load(&*second.store, name.id).await.expect("it is still there");
+    assert_eq!((loaded.record, loaded.answer), (finished.record, finished.answer));
     assert_eq!(second.store.history(name.id).await.expect("a history").len(), 1);
     assert_eq!(
         second.store.put_if_absent("secret", Bytes::from_static(b"t")).await.expect("it is kept"),
@@ -114,7 +114,7 @@ async fn two_stores_on_one_file_never_both_win() {
     }
 }
 
-/// Which of the names this store won, one commit each and some in batches.
+/// Returns the names that this store won, some in single commits and some in batches.
 async fn won(store: Arc<SqliteStore>, names: Arc<Vec<TestRecord>>) -> Vec<TestRecord> {
     let mut won = Vec::new();
     for few in names.chunks(3) {
@@ -154,7 +154,7 @@ async fn two_processes_on_one_file_never_both_win() {
     assert_eq!(ours + theirs, shared_names().len(), "each name has one winner: ours {ours}, theirs {theirs}");
 }
 
-/// Not a test by itself: what the test above runs in a second process.
+/// Not a test by itself: the test above runs it in a second process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_other_process() {
     let Some(path) = std::env::var_os(OTHER_PROCESS) else { return };
@@ -172,7 +172,7 @@ fn shared_names() -> Vec<TestRecord> {
 const OTHER_PROCESS: &str = "IBID_TEST_OTHER_PROCESS";
 
 #[test]
-fn many_who_make_one_file_at_once_all_open_it() {
+fn concurrent_creators_of_one_file_all_open_it() {
     let file = File::fresh();
     let line = Barrier::new(8);
     std::thread::scope(|scope| {
@@ -257,20 +257,20 @@ async fn a_lock_that_another_holds_too_long_is_transient_and_passes() {
     let subject = sqlite_on(&File::fresh(), |options| options.busy_timeout = Duration::from_millis(10));
     let store = &*subject.store;
     let name = TestRecord::fresh();
-    let begun =
+    let first =
         put(store, &insert(&name, Draft { due_in: Some(LONG), ..draft(&name, State::InProgress) })).await;
-    let finish = replace(&begun.record, draft(&name, State::Completed));
+    let finish = replace(&first.record, draft(&name, State::Completed));
     let other = subject.file.other_connection();
     other.execute_batch("begin immediate").expect("the lock is free");
     for _ in 0..3 {
         let fates = store.commit(vec![Arc::new(finish.clone())]).await;
         assert!(fates.iter().all(|fate| fate.as_ref().is_err_and(|error| error.is_transient())), "{fates:?}");
-        let renewal = store.renew(vec![(name.id, begun.record.version)]).await;
+        let renewal = store.renew(vec![(name.id, first.record.version)]).await;
         assert!(renewal.is_err_and(|error| error.is_transient()));
         let reaping = store.reap(ReapTarget::Records, CURSOR_START, 1).await;
         assert!(reaping.is_err_and(|error| error.is_transient()));
     }
-    assert_eq!(load(store, name.id).await.map(|stored| stored.record), Some(begun.record), "reads go on");
+    assert_eq!(load(store, name.id).await.map(|stored| stored.record), Some(first.record), "reads go on");
     other.execute_batch("rollback").expect("the lock is given back");
     put(store, &finish).await;
 }
@@ -298,7 +298,7 @@ async fn a_full_disk_is_transient_and_passes() {
     for name in &stored {
         assert!(
             load(store, name.id).await.is_some_and(|stored| stored.answer.is_some()),
-            "what was told is kept"
+            "every acknowledged change is stored"
         );
     }
     let reaped = reap_all(store, ReapTarget::Records).await;
@@ -335,23 +335,23 @@ async fn a_change_that_cannot_be_stored_fails_alone() {
         match fate {
             Ok(Commit::Done(_)) => assert!(!poison && load(store, change.id).await.is_some() && lines == 1),
             Err(error) => assert!(poison && !error.is_transient() && lines == 0, "{error:?}"),
-            Ok(Commit::Conflict(_)) => panic!("nothing stood in its way"),
+            Ok(Commit::Conflict(_)) => panic!("no row was in its way"),
         }
     }
 }
 
 #[tokio::test]
-async fn a_store_goes_on_once_its_file_is_whole_again() {
+async fn a_store_works_again_once_its_file_is_whole() {
     let subject = sqlite();
     let store = &*subject.store;
     let name = TestRecord::fresh();
-    let begun = put(store, &insert(&name, draft(&name, State::InProgress))).await;
-    let finish = replace(&begun.record, draft(&name, State::Completed));
+    let running = put(store, &insert(&name, draft(&name, State::InProgress))).await;
+    let finish = replace(&running.record, draft(&name, State::Completed));
     let other = subject.file.other_connection();
     other.execute_batch("alter table ibid_record rename to lost").expect("a table is renamed");
     for _ in 0..2 {
         let fate = store.commit(vec![Arc::new(finish.clone())]).await.remove(0);
-        assert!(fate.is_err_and(|error| !error.is_transient()), "a person must look");
+        assert!(fate.is_err_and(|error| !error.is_transient()), "an operator must look");
         assert!(store.load(vec![name.id]).await.is_err());
     }
     other.execute_batch("alter table lost rename to ibid_record").expect("a table is renamed");
@@ -364,9 +364,9 @@ async fn a_commit_whose_caller_left_is_done_and_found_again() {
     let store = &*subject.store;
     let name = TestRecord::fresh();
     let begin = insert(&name, draft(&name, State::InProgress));
-    // Polled once, so it is queued; then nobody waits for its reply.
+    // Polled once, so it is queued; then it is dropped, and no caller waits for its reply.
     assert!(store.commit(vec![Arc::new(begin.clone())]).now_or_never().is_none(), "no disk is that fast");
-    let own = refused(store, &begin, "it was queued before").await.expect("a row stands");
+    let own = refused(store, &begin, "it was queued before").await.expect("a row exists");
     assert!(begin.is_stored_as(&own), "the repetition finds the first");
 }
 
@@ -379,7 +379,7 @@ async fn a_policy_of_a_failed_transaction_is_written_again() {
     large.bodies[0].data = Bytes::from(vec![7; 1 << 20]);
     let fate = store.commit(vec![Arc::new(large.clone())]).await.remove(0);
     assert!(fate.is_err_and(|error| error.is_transient()), "it does not fit");
-    // The same policy, by the same address: its number went with the rollback.
+    // The same policy, at the same address: the rollback removed its number.
     large.bodies.clear();
     put(store, &large).await;
 }
@@ -459,8 +459,8 @@ async fn a_lease_of_any_length_can_be_renewed() {
         lease: Duration::from_micros(u64::MAX),
         ..(*running.policy).clone()
     });
-    let begun = put(store, &insert(&name, running)).await;
-    let renewed = store.renew(vec![(name.id, begun.record.version)]).await.expect("a renewal succeeds");
+    let first = put(store, &insert(&name, running)).await;
+    let renewed = store.renew(vec![(name.id, first.record.version)]).await.expect("a renewal succeeds");
     let never = Timestamp::from_micros(i64::MAX);
     assert_eq!(renewed, [ibid_core::store::RenewOutcome::Until(never)], "it ends at the end of time");
 }
@@ -519,8 +519,8 @@ async fn a_record_that_can_not_be_read_hides_no_other() {
     }
     sql(&file.path(), &format!("update ibid_record set policy = 99 where id = x'{}'", ids[0]));
     let due = async |limit| {
-        let found = store.due(State::InProgress, limit).await.expect("due is answered");
-        found.into_iter().map(|stored| stored.record.id).collect::<Vec<_>>()
+        let records = store.due(State::InProgress, limit).await.expect("due is answered");
+        records.into_iter().map(|stored| stored.record.id).collect::<Vec<_>>()
     };
     assert_eq!((due(100).await, due(1).await), (ids[1..].to_vec(), ids[1..2].to_vec()));
     let listed = store.list(RecordFilter { limit: 3, ..RecordFilter::default() }).await.expect("a list");
@@ -542,7 +542,7 @@ pub(crate) fn files(file: &File) -> Vec<String> {
 
 #[cfg(unix)]
 #[tokio::test]
-async fn nobody_but_its_owner_can_read_a_new_database() {
+async fn only_its_owner_can_read_a_new_database() {
     use std::os::unix::fs::PermissionsExt;
     let sqlite = sqlite();
     let name = TestRecord::fresh();

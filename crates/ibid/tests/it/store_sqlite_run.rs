@@ -1,4 +1,4 @@
-//! Closures on the SQLite store's own writer thread.
+//! Closures that run on the SQLite store's writer thread.
 
 use std::path::Path;
 use std::process::Command;
@@ -38,7 +38,7 @@ fn payments(subject: &Sqlite) -> i64 {
     subject.file.other_connection().query_row(count, [], |row| row.get(0)).expect("they are counted")
 }
 
-/// The store's own work goes on.
+/// Checks that the store still takes writes.
 async fn still_works(subject: &Sqlite) {
     let name = TestRecord::fresh();
     put(&*subject.store, &insert(&name, draft(&name, State::InProgress))).await;
@@ -48,7 +48,7 @@ async fn still_works(subject: &Sqlite) {
 }
 
 #[tokio::test]
-async fn what_a_closure_wrote_is_there_for_others_when_it_returns() {
+async fn a_returned_closures_writes_are_visible_to_others() {
     let subject = shop().await;
     let run = subject.store.run(|connection| {
         assert!(!connection.is_autocommit(), "a transaction is open");
@@ -83,7 +83,7 @@ async fn a_closure_that_fails_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_closure_that_panics_leaves_nothing_and_harms_nobody() {
+async fn a_closure_that_panics_leaves_nothing() {
     let subject = shop().await;
     let run = subject.store.run(|connection| -> Result<(), ()> {
         connection.execute(PAY, []).expect("a payment is written");
@@ -113,7 +113,7 @@ async fn a_commit_that_is_refused_wrote_nothing() {
 
 #[test]
 fn a_commit_cut_short_by_the_disk_may_have_been_written() {
-    // In a process that may write files of one or two megabytes at most: what does not fit is found out in COMMIT.
+    // In a process that may write files of one or two megabytes at most: COMMIT is what fails when it does not fit.
     let file = File::fresh();
     let output = Command::new("sh")
         .args(["-c", "trap '' XFSZ; ulimit -f 2048; exec \"$0\" \"$@\""])
@@ -122,12 +122,12 @@ fn a_commit_cut_short_by_the_disk_may_have_been_written() {
         .env(LIMITED_PROCESS, file.path())
         .output()
         .expect("a second process starts");
-    let said = String::from_utf8_lossy(&output.stdout);
+    let output_text = String::from_utf8_lossy(&output.stdout);
     let complained = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains("it went on"), "{said}{complained}");
+    assert!(output.status.success() && output_text.contains("it continued"), "{output_text}{complained}");
 }
 
-/// Not a test by itself: what the test above runs in a second process.
+/// Not a test by itself: the test above runs it in a second process.
 #[tokio::test]
 async fn the_limited_process() {
     let Some(path) = std::env::var_os(LIMITED_PROCESS) else { return };
@@ -141,7 +141,7 @@ async fn the_limited_process() {
     let error = run.await.expect_err("it does not fit");
     assert!(!error.is_unwritten() && error.is_transient(), "{error:?}");
     pay(&store).await.expect("it runs").expect("a small one fits");
-    println!("it went on");
+    println!("it continued");
 }
 
 const LIMITED_PROCESS: &str = "IBID_TEST_LIMITED_PROCESS";
@@ -207,22 +207,22 @@ async fn closures_and_commits_interleave_and_none_is_lost() {
 async fn a_closure_runs_to_its_end_without_its_caller() {
     let Sqlite { store, file, .. } = shop().await;
     let (told, done) = tokio::sync::oneshot::channel();
-    let held = Arc::new(Mutex::new(Some(store)));
-    let inside = held.clone();
-    let run = held.lock().expect("nobody panicked").as_ref().map(|store| {
+    let slot = Arc::new(Mutex::new(Some(store)));
+    let inside = slot.clone();
+    let run = slot.lock().expect("no thread panicked").as_ref().map(|store| {
         let work = move |connection: &mut Connection| {
             connection.execute(PAY, [])?;
-            // Dropped here, on the writer's own thread, after the future outside has gone.
-            drop(inside.lock().expect("nobody panicked").take());
+            // Dropped here, on the writer thread, after the future outside has gone.
+            drop(inside.lock().expect("no thread panicked").take());
             told.send(()).expect("the test waits");
             Ok::<_, rusqlite::Error>(())
         };
         futures_util::FutureExt::now_or_never(store.run(work))
     });
     assert!(run.flatten().is_none(), "no disk is that fast");
-    drop(held);
+    drop(slot);
     done.await.expect("it ran");
-    // The writer closes the file when it is done; a second store waits for nothing but the lock.
+    // The writer closes the file when it is done; a second store has to wait only for the lock.
     let again = sqlite_on(&file, |_| {});
     pay(&again.store).await.expect("it runs").expect("a payment");
     assert_eq!(payments(&again), 2);

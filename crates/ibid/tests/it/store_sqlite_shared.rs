@@ -1,5 +1,5 @@
-//! The SQLite store in a file that is not its own: an application's tables beside it, rows that refer to its records, and
-//! files of the layout that could not be shared.
+//! The SQLite store in a shared file: an application's tables in the same file, rows that refer to its records, and files
+//! of the first layout, which could not be shared.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::store_sqlite::{File, files, sql, sqlite, sqlite_on};
 const SHOP: &str = "pragma application_id = 7; pragma user_version = 42;
     create table record (x); insert into record values ('theirs')";
 
-/// What an application writes beside a record.
+/// A table whose rows refer to records.
 const PAYMENT: &str = "create table payment (
     id integer primary key,
     record blob references ibid_record(id) on delete set null,
@@ -29,7 +29,7 @@ const PAYMENT: &str = "create table payment (
 ) strict;
 create index payment_record on payment (record)";
 
-/// The header's numbers and how the file is journalled.
+/// Returns the header's numbers and the journal mode.
 fn header(connection: &Connection) -> (i64, i64, String) {
     let header = "select (select * from pragma_application_id), (select * from pragma_user_version),
                          (select * from pragma_journal_mode)";
@@ -43,7 +43,7 @@ fn one<T: rusqlite::types::FromSql>(connection: &Connection, sql: &str) -> T {
 }
 
 #[tokio::test]
-async fn an_applications_database_gets_our_tables_beside_its_own() {
+async fn an_applications_database_gets_our_tables_too() {
     let file = File::fresh();
     sql(&file.path(), SHOP);
     let subject = sqlite_on(&file, |_| {});
@@ -77,7 +77,7 @@ async fn a_file_of_the_first_layout_keeps_all_that_it_has() {
     let (new, old) = (sqlite(), File::fresh());
     let name = TestRecord::fresh();
     let begin = telling(insert(&name, draft(&name, State::Completed)), HistoryKind::Operator, "told");
-    let begun = put(&*new.store, &answering(begin, b"201")).await;
+    let stored = put(&*new.store, &answering(begin, b"201")).await;
     new.store.put_if_absent("secret", Bytes::from_static(b"s")).await.expect("it is kept");
     sql(&old.path(), include_str!("unprefixed.sql"));
     let filling = old.other_connection();
@@ -94,10 +94,10 @@ async fn a_file_of_the_first_layout_keeps_all_that_it_has() {
         .execute("insert into meta select * from new.ibid_meta where name <> 'schema'", [])
         .expect("rows are the same in both");
     drop(filling);
-    // As an operator's command would open it.
+    // Opened as an operator's command would open it.
     let subject = sqlite_on(&old, |options| options.create = false);
-    let found = load(&*subject.store, name.id).await.expect("it is still there");
-    assert_eq!((found.record, found.answer), (begun.record, begun.answer));
+    let loaded = load(&*subject.store, name.id).await.expect("it is still there");
+    assert_eq!((loaded.record, loaded.answer), (stored.record, stored.answer));
     assert_eq!(subject.store.history(name.id).await.expect("a history").len(), 1);
     assert_eq!(
         subject.store.put_if_absent("secret", Bytes::from_static(b"t")).await.expect("it is kept"),
@@ -110,7 +110,7 @@ async fn a_file_of_the_first_layout_keeps_all_that_it_has() {
     sqlite_on(&old, |_| {});
 }
 
-/// All that the schema holds, but for the quotes that a rename leaves.
+/// Returns the whole schema, without the quotes that a rename leaves.
 fn tables(connection: &Connection) -> Vec<(String, Option<String>)> {
     let mut schema =
         connection.prepare("select name, sql from sqlite_schema order by name").expect("a schema");
@@ -121,7 +121,7 @@ fn tables(connection: &Connection) -> Vec<(String, Option<String>)> {
 }
 
 #[test]
-fn many_who_open_a_file_of_the_first_layout_at_once_all_open_it() {
+fn concurrent_openers_of_a_first_layout_file_all_open_it() {
     let file = File::fresh();
     sql(&file.path(), include_str!("unprefixed.sql"));
     let line = std::sync::Barrier::new(4);
@@ -136,7 +136,7 @@ fn many_who_open_a_file_of_the_first_layout_at_once_all_open_it() {
 }
 
 #[tokio::test]
-async fn a_purge_clears_what_refers_to_a_record_and_keeps_the_row() {
+async fn a_purge_clears_references_and_keeps_their_rows() {
     let subject = sqlite();
     let name = TestRecord::fresh();
     put(&*subject.store, &insert(&name, going(&name))).await;
@@ -154,9 +154,9 @@ async fn a_purge_clears_what_refers_to_a_record_and_keeps_the_row() {
 #[tokio::test]
 async fn a_reference_that_forbids_it_holds_its_record_and_no_other() {
     let subject = sqlite();
-    // More than are removed at once, and the first of them held.
+    // More than one step removes, with a payment for each of the first ones.
     let names: Vec<TestRecord> = (0..600).map(|_| TestRecord::fresh()).collect();
-    let held = &names[..300];
+    let referenced = &names[..300];
     for few in names.chunks(300) {
         let begin = |name: &TestRecord| answering(insert(name, going(name)), b"x");
         commit_all(&*subject.store, few.iter().map(begin).collect()).await;
@@ -166,12 +166,12 @@ async fn a_reference_that_forbids_it_holds_its_record_and_no_other() {
     theirs
         .execute_batch("create table audit (record blob not null references ibid_record(id)) strict")
         .expect("a table is made");
-    for name in held {
+    for name in referenced {
         theirs.execute("insert into audit values (?1)", [name.id.as_bytes()]).expect("a line is written");
     }
     let reaped = reap_all(&*subject.store, ReapTarget::Records).await;
     assert_eq!((reaped.removed, reaped.held), (300, 300));
-    for name in held {
+    for name in referenced {
         let stored = load(&*subject.store, name.id).await.expect("it is held");
         assert_eq!(stored.answer.as_deref(), Some(&b"x"[..]), "with its answer");
     }
@@ -196,7 +196,7 @@ async fn records_of_the_same_instant_go_behind_many_that_are_held() {
 }
 
 #[tokio::test]
-async fn a_record_stays_while_an_effect_of_its_own_is_open() {
+async fn a_record_stays_while_one_of_its_effects_is_open() {
     let subject = sqlite();
     let (busy, free) = (TestRecord::fresh(), TestRecord::fresh());
     let stored = put(&*subject.store, &insert(&busy, going(&busy))).await;
@@ -220,12 +220,12 @@ async fn a_record_stays_while_an_effect_of_its_own_is_open() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn an_applications_own_connections_write_beside_the_store() {
+async fn an_application_may_write_on_its_own_connections() {
     let subject = sqlite();
     subject.file.other_connection().execute_batch(PAYMENT).expect("a table is made");
     let names: Arc<Vec<TestRecord>> = Arc::new((0..200).map(|_| TestRecord::fresh()).collect());
-    let begun = names.iter().map(|name| insert(name, draft(name, State::InProgress))).collect();
-    commit_all(&*subject.store, begun).await;
+    let begins = names.iter().map(|name| insert(name, draft(name, State::InProgress))).collect();
+    commit_all(&*subject.store, begins).await;
     let shoppers: Vec<_> = (0..2)
         .map(|shopper| {
             let (file, names) = (subject.file.clone(), names.clone());
@@ -248,16 +248,16 @@ async fn an_applications_own_connections_write_beside_the_store() {
     assert_eq!(one::<i64>(&theirs, "select count(*) from ibid_record"), 300);
 }
 
-/// One payment for each, in a transaction that first takes the write lock and looks at the record.
+/// Makes one payment per name, in a transaction that first takes the write lock and reads the record.
 fn pay<'n>(file: &File, names: impl Iterator<Item = &'n TestRecord>) {
     let connection = file.other_connection();
     connection.busy_timeout(Duration::from_secs(30)).expect("a patient connection");
     connection.pragma_update(None, "foreign_keys", true).expect("a strict connection");
     for name in names {
         connection.execute_batch("begin immediate").expect("the lock comes in time");
-        let mut seen =
+        let mut check =
             connection.prepare_cached("select count from ibid_record where id = ?1").expect("a query");
-        assert_eq!(seen.query_row([name.id.as_bytes()], |row| row.get::<_, i64>(0)), Ok(1));
+        assert_eq!(check.query_row([name.id.as_bytes()], |row| row.get::<_, i64>(0)), Ok(1));
         connection
             .execute("insert into payment (record, cents) values (?1, 1)", [name.id.as_bytes()])
             .expect("a payment is made");
@@ -265,7 +265,7 @@ fn pay<'n>(file: &File, names: impl Iterator<Item = &'n TestRecord>) {
     }
 }
 
-/// A record that may be removed as soon as the clock moves.
+/// A draft that may be removed as soon as the clock moves.
 fn going(name: &TestRecord) -> Draft {
     Draft { purge_in: Some(Duration::ZERO), ..draft(name, State::Completed) }
 }

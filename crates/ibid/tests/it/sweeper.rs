@@ -1,4 +1,4 @@
-//! The sweeper where it runs lapsed requests again: what it has in hand is what it runs.
+//! The sweeper when it runs lapsed requests again: it runs exactly the request that it has read.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -26,7 +26,7 @@ async fn the_sweeper_never_runs_a_request_of_an_old_generation() {
     let runs = Arc::new(Mutex::new(Vec::new()));
     node.resume_with(Arc::new(Runs { node: node.clone(), requests: runs.clone() }));
     let name = TestRecord::fresh();
-    let first = put(&*store, &keeping(insert(&name, lapsed(&name)), "five")).await.record;
+    let first = put(&*store, &keeping(insert(&name, lapsed_draft(&name)), "five")).await.record;
 
     store.set(StoreFault::HoldsBodies);
     let sweep = tokio::spawn({
@@ -36,9 +36,9 @@ async fn the_sweeper_never_runs_a_request_of_an_old_generation() {
     while store.bodies_read() == 0 {
         tokio::task::yield_now().await;
     }
-    // The sweeper has `five` in hand. By now its owner has come back, its answer has expired, and the key has come with
+    // The sweeper holds `five`. Since then its owner has finished, the response has expired, and the key has arrived with
     // another request, whose owner is silent too.
-    let mut next = keeping(replace(&first, lapsed(&name)), "six");
+    let mut next = keeping(replace(&first, lapsed_draft(&name)), "six");
     let draft = next.draft.as_mut().expect("a draft");
     (draft.birth, draft.owner) = (next.nonce, next.nonce);
     let second = put(&*store, &next).await.record;
@@ -49,24 +49,27 @@ async fn the_sweeper_never_runs_a_request_of_an_old_generation() {
     assert!(runs.lock().unwrap().is_empty(), "nothing is run under the key of another");
     let left = load(&*store, name.id).await.expect("it is there").record;
     assert_eq!((left.birth, left.state), (second.birth, State::Retryable), "its next request runs it");
-    let told = store.history(name.id).await.expect("a history");
-    assert!(told.iter().any(|(_, line)| line.what == HistoryKind::Takeover), "it was taken over: {told:?}");
+    let history = store.history(name.id).await.expect("a history");
+    assert!(
+        history.iter().any(|(_, line)| line.what == HistoryKind::Takeover),
+        "it was taken over: {history:?}"
+    );
 }
 
 #[tokio::test]
-async fn a_sweeper_runs_a_lapsed_request_with_what_its_record_kept() {
+async fn a_sweeper_runs_a_lapsed_request_as_it_was_stored() {
     let store = Arc::new(MemoryStore::new(Clock::system()));
     let node = Ibid::start(store.clone(), Settings::default()).await.expect("it starts");
     let runs = Arc::new(Mutex::new(Vec::new()));
     node.resume_with(Arc::new(Runs { node: node.clone(), requests: runs.clone() }));
     let name = TestRecord::fresh();
-    put(&*store, &keeping(insert(&name, lapsed(&name)), "five")).await;
+    put(&*store, &keeping(insert(&name, lapsed_draft(&name)), "five")).await;
     assert_eq!(upkeep::sweep_once(&node).await.expect("the store answers"), 1);
     assert_eq!(*runs.lock().unwrap(), ["five"]);
 }
 
-/// A record whose owner went silent, and that is to go on.
-fn lapsed(name: &TestRecord) -> Draft {
+/// A draft of a record whose owner went silent, with the policy to resume it.
+fn lapsed_draft(name: &TestRecord) -> Draft {
     let policy = Policy { on_lapse: OnLapse::Resume, ..Policy::default() };
     let due_in = Some(Duration::ZERO);
     Draft { policy: Arc::new(policy), due_in, ..draft(name, State::InProgress) }
@@ -77,7 +80,7 @@ fn keeping(mut change: Change, request: &'static str) -> Change {
     change
 }
 
-/// Keeps what it is given to run.
+/// Records the requests that it is given to run.
 struct Runs {
     node: Ibid,
     requests: Arc<Mutex<Vec<String>>>,

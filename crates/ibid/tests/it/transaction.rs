@@ -18,31 +18,31 @@ mod sessions;
 mod transact;
 
 use crate::adapters::databases::{
-    DieselPools, Place, RusqliteConnections, SeaOrmPools, SqlxPostgresPools, SqlxSqlitePools,
+    DieselPools, RusqliteConnections, SeaOrmPools, SqlxPostgresPools, SqlxSqlitePools, TestDatabase,
     TokioPostgresPools,
 };
 
-/// Every rule in one database, under keys of its own: a server per rule and driver would cost minutes.
+/// Runs every rule in one database, under separate keys: a server per rule and driver would cost minutes.
 macro_rules! every_rule {
-    ($($driver:ident: $adapter:ty, $place:expr;)*) => {
+    ($($driver:ident: $adapter:ty, $test_db:expr;)*) => {
         $(mod $driver {
             use super::*;
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn an_attempt_ends_inside_the_callers_transaction() {
-                let world = harness::World::<$adapter>::new($place).await;
+                let world = harness::World::<$adapter>::new($test_db).await;
                 attempt_tx::every_rule(&world).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn a_handler_behind_the_guard_ends_its_own_attempt() {
-                let world = harness::World::<$adapter>::under(http_layer::policy(), $place).await;
+                let world = harness::World::<$adapter>::under(http_layer::policy(), $test_db).await;
                 http_layer::every_rule(world).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn a_key_is_reserved_and_completed_by_one_commit() {
-                let world = harness::World::<$adapter>::new($place).await;
+                let world = harness::World::<$adapter>::new($test_db).await;
                 reserve_tx::every_rule(&world).await;
             }
         })*
@@ -50,27 +50,27 @@ macro_rules! every_rule {
 }
 
 every_rule! {
-    rusqlite: RusqliteConnections, Place::sqlite();
-    sqlx_sqlite: SqlxSqlitePools, Place::sqlite();
-    sea_orm_sqlite: SeaOrmPools, Place::sqlite();
-    sqlx_postgres: SqlxPostgresPools, Place::postgres();
-    tokio_postgres: TokioPostgresPools, Place::postgres();
-    diesel: DieselPools, Place::postgres();
-    sea_orm: SeaOrmPools, Place::postgres();
+    rusqlite: RusqliteConnections, TestDatabase::sqlite();
+    sqlx_sqlite: SqlxSqlitePools, TestDatabase::sqlite();
+    sea_orm_sqlite: SeaOrmPools, TestDatabase::sqlite();
+    sqlx_postgres: SqlxPostgresPools, TestDatabase::postgres();
+    tokio_postgres: TokioPostgresPools, TestDatabase::postgres();
+    diesel: DieselPools, TestDatabase::postgres();
+    sea_orm: SeaOrmPools, TestDatabase::postgres();
 }
 
-/// What a session is set to is PostgreSQL's.
+/// PostgreSQL only: SQLite has no such session setting.
 macro_rules! every_commit_lasts {
     ($($driver:ident: $adapter:ty;)*) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $driver() {
-            // It makes a role.
-            durability::every_rule(&harness::World::<$adapter>::new(Place::own_postgres()).await).await;
+            // On a separate server, because it creates a role.
+            durability::every_rule(&harness::World::<$adapter>::new(TestDatabase::own_postgres()).await).await;
         })*
     };
 }
 
-mod what_is_acknowledged_lasts_although_the_session_would_not_wait_for_the_disk {
+mod acknowledged_commits_last_despite_session_settings {
     use super::*;
 
     every_commit_lasts! {

@@ -1,22 +1,22 @@
-//! Transactions that the caller opened on a connection of their own.
+//! Transactions that the caller opened on its own connection.
 
 use futures_util::FutureExt;
 use ibid::transaction::rusqlite::RusqliteTx;
 use ibid::transaction::{OwnedTx, SqlFault};
 use ibid_core::sql::Param;
 
-use super::databases::Place;
+use super::databases::TestDatabase;
 use super::{execute, fault_of, number};
 
 const TABLE: &str = "create table thing (id int8 primary key, n int8 not null)";
 const INSERT: &str = "insert into thing (id, n) values ($1, 0)";
 const COUNT: &str = "select count(*) from thing";
 
-/// SQLite's work is done when the future is first looked at, so a plain thread needs no runtime.
+/// SQLite does the work at the first poll of the future, so a plain thread needs no runtime.
 #[test]
 fn rusqlite_needs_no_runtime() {
-    let place = Place::sqlite();
-    let mut connection = rusqlite::Connection::open(&place.at).unwrap();
+    let test_db = TestDatabase::sqlite();
+    let mut connection = rusqlite::Connection::open(&test_db.at).unwrap();
     let mut tx = RusqliteTx::begin(&mut connection).unwrap();
     execute(&mut tx, TABLE, &[]).now_or_never().unwrap().unwrap();
     execute(&mut tx, INSERT, &[Param::I64(1)]).now_or_never().unwrap().unwrap();
@@ -28,11 +28,11 @@ fn rusqlite_needs_no_runtime() {
     assert_eq!(number(&mut tx, COUNT).now_or_never().unwrap(), 1);
 }
 
-/// SQLite rolls back by itself when its disk is full, for one; what follows would be durable at once and alone.
+/// SQLite rolls back by itself if the disk is full, for example; a later statement would be durable at once and alone.
 #[test]
-fn what_rusqlite_has_ended_takes_no_more_statements() {
-    let place = Place::sqlite();
-    let mut connection = rusqlite::Connection::open(&place.at).unwrap();
+fn an_ended_rusqlite_transaction_takes_no_statements() {
+    let test_db = TestDatabase::sqlite();
+    let mut connection = rusqlite::Connection::open(&test_db.at).unwrap();
     connection.execute_batch("create table thing (id integer primary key, n integer not null)").unwrap();
     let mut tx = RusqliteTx::begin(&mut connection).unwrap();
     tx.execute_batch("rollback").unwrap();
@@ -45,21 +45,21 @@ fn what_rusqlite_has_ended_takes_no_more_statements() {
 
 #[test]
 fn rusqlite_does_not_roll_back_a_foreign_transaction() {
-    let place = Place::sqlite();
-    let mut connection = rusqlite::Connection::open(&place.at).unwrap();
+    let test_db = TestDatabase::sqlite();
+    let mut connection = rusqlite::Connection::open(&test_db.at).unwrap();
     connection.execute_batch("begin; create table thing (id integer primary key, n integer)").unwrap();
     assert_eq!(fault_of(RusqliteTx::begin(&mut connection)), Some(SqlFault::Wrong));
     connection.execute_batch("commit; select * from thing").unwrap();
 }
 
-/// A deferred one that has read can't write once another has: waiting would not help.
+/// A deferred transaction that has read can't write once another has: waiting would not help.
 #[tokio::test]
 async fn a_snapshot_that_is_too_old_means_again() {
     use ibid::transaction::sqlx_sqlite::SqlxSqliteTx;
     use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool};
 
-    let place = Place::sqlite();
-    let file = SqliteConnectOptions::new().filename(&place.at).create_if_missing(true);
+    let test_db = TestDatabase::sqlite();
+    let file = SqliteConnectOptions::new().filename(&test_db.at).create_if_missing(true);
     let pool = SqlitePool::connect_with(file.journal_mode(SqliteJournalMode::Wal)).await.unwrap();
     sqlx::query("create table thing (id integer primary key, n integer)").execute(&pool).await.unwrap();
     let mut ann = SqlxSqliteTx::from(pool.begin().await.unwrap());
@@ -75,8 +75,8 @@ async fn a_snapshot_that_is_too_old_means_again() {
 async fn a_borrowed_tokio_postgres_transaction_behaves_the_same() {
     use ibid::transaction::tokio_postgres::BorrowedTx;
 
-    let place = Place::postgres();
-    let (mut client, connection) = tokio_postgres::connect(&place.at, tokio_postgres::NoTls).await.unwrap();
+    let test_db = TestDatabase::postgres();
+    let (mut client, connection) = tokio_postgres::connect(&test_db.at, tokio_postgres::NoTls).await.unwrap();
     let connection = tokio::spawn(connection);
     let mut tx = BorrowedTx::from(client.transaction().await.unwrap());
     execute(&mut tx, TABLE, &[]).await.unwrap();

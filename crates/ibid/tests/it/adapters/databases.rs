@@ -14,40 +14,40 @@ pub(crate) use sqlx_postgres::SqlxPostgresPools;
 pub(crate) use sqlx_sqlite::SqlxSqlitePools;
 pub(crate) use tokio_postgres::TokioPostgresPools;
 
-/// A database of the test's own.
-pub(crate) struct Place {
+/// A database for one test.
+pub(crate) struct TestDatabase {
     /// A URL of PostgreSQL, or the path of a file.
     pub(crate) at: String,
     server: Option<Postgres>,
     _directory: Option<TempDir>,
 }
 
-impl Place {
-    pub(crate) fn postgres() -> Place {
-        Place::on(Postgres::shared())
+impl TestDatabase {
+    pub(crate) fn postgres() -> TestDatabase {
+        TestDatabase::on(Postgres::shared())
     }
 
-    /// On a server that the test may stop or make roles on.
-    pub(crate) fn own_postgres() -> Place {
-        Place::on(Postgres::start())
+    /// Starts a separate server, which the test may stop or create roles on.
+    pub(crate) fn own_postgres() -> TestDatabase {
+        TestDatabase::on(Postgres::start())
     }
 
-    fn on(server: Postgres) -> Place {
-        // A deadlock is looked for after a second otherwise.
+    fn on(server: Postgres) -> TestDatabase {
+        // By default the server looks for a deadlock only after a second.
         let soon = format!("alter database {} set deadlock_timeout = '20ms'", server.database());
         server.sql(server.database(), &soon);
-        Place { at: server.url(), server: Some(server), _directory: None }
+        TestDatabase { at: server.url(), server: Some(server), _directory: None }
     }
 
-    /// A database of somebody else's server.
-    pub(crate) fn at(url: String) -> Place {
-        Place { at: url, server: None, _directory: None }
+    /// Uses a database on a server that the caller owns.
+    pub(crate) fn at(url: String) -> TestDatabase {
+        TestDatabase { at: url, server: None, _directory: None }
     }
 
-    pub(crate) fn sqlite() -> Place {
+    pub(crate) fn sqlite() -> TestDatabase {
         let directory = tempfile::tempdir().unwrap();
         let at = directory.path().join("app.db").to_str().unwrap().to_owned();
-        Place { at, server: None, _directory: Some(directory) }
+        TestDatabase { at, server: None, _directory: Some(directory) }
     }
 
     pub(crate) fn stop(&mut self) {
@@ -60,8 +60,8 @@ pub(crate) struct RusqliteConnections;
 impl Adapter for RusqliteConnections {
     type Db = ibid::transaction::rusqlite::Rusqlite;
 
-    async fn open(place: &Place, _: usize, patience: Duration) -> Self::Db {
-        let connection = rusqlite::Connection::open(&place.at).unwrap();
+    async fn open(test_db: &TestDatabase, _: usize, patience: Duration) -> Self::Db {
+        let connection = rusqlite::Connection::open(&test_db.at).unwrap();
         connection.busy_timeout(patience).unwrap();
         ibid::transaction::rusqlite::Rusqlite::new(connection)
     }
@@ -85,8 +85,8 @@ mod sqlx_sqlite {
     impl Adapter for SqlxSqlitePools {
         type Db = SqlxSqlite;
 
-        async fn open(place: &Place, connections: usize, patience: Duration) -> SqlxSqlite {
-            let file = SqliteConnectOptions::new().filename(&place.at).create_if_missing(true);
+        async fn open(test_db: &TestDatabase, connections: usize, patience: Duration) -> SqlxSqlite {
+            let file = SqliteConnectOptions::new().filename(&test_db.at).create_if_missing(true);
             let pool = SqlitePoolOptions::new().max_connections(connections as u32);
             SqlxSqlite(pool.connect_with(file.busy_timeout(patience)).await.unwrap())
         }
@@ -109,9 +109,9 @@ mod sqlx_postgres {
     impl Adapter for SqlxPostgresPools {
         type Db = SqlxPostgres;
 
-        async fn open(place: &Place, connections: usize, patience: Duration) -> SqlxPostgres {
+        async fn open(test_db: &TestDatabase, connections: usize, patience: Duration) -> SqlxPostgres {
             let pool = PgPoolOptions::new().max_connections(connections as u32).acquire_timeout(patience);
-            SqlxPostgres(pool.connect(&place.at).await.unwrap())
+            SqlxPostgres(pool.connect(&test_db.at).await.unwrap())
         }
 
         async fn by_caller(tx: &mut SqlxPostgresTx<'static>, sql: &'static str) -> Result<(), TxError> {
@@ -133,8 +133,8 @@ mod tokio_postgres {
     impl Adapter for TokioPostgresPools {
         type Db = TokioPostgres;
 
-        async fn open(place: &Place, connections: usize, patience: Duration) -> TokioPostgres {
-            let pool = Pool::builder(Manager::new(place.at.parse().unwrap(), NoTls)).max_size(connections);
+        async fn open(test_db: &TestDatabase, connections: usize, patience: Duration) -> TokioPostgres {
+            let pool = Pool::builder(Manager::new(test_db.at.parse().unwrap(), NoTls)).max_size(connections);
             TokioPostgres(pool.wait_timeout(Some(patience)).runtime(Runtime::Tokio1).build().unwrap())
         }
 
@@ -158,8 +158,8 @@ mod diesel {
     impl Adapter for DieselPools {
         type Db = Diesel;
 
-        async fn open(place: &Place, connections: usize, patience: Duration) -> Diesel {
-            let manager = AsyncDieselConnectionManager::<AsyncPgConnection>::new(&place.at);
+        async fn open(test_db: &TestDatabase, connections: usize, patience: Duration) -> Diesel {
+            let manager = AsyncDieselConnectionManager::<AsyncPgConnection>::new(&test_db.at);
             let pool = Pool::builder(manager).max_size(connections).wait_timeout(Some(patience));
             Diesel(pool.runtime(deadpool_postgres::Runtime::Tokio1).build().unwrap())
         }
@@ -182,9 +182,9 @@ mod sea_orm {
     impl Adapter for SeaOrmPools {
         type Db = SeaOrm;
 
-        async fn open(place: &Place, connections: usize, patience: Duration) -> SeaOrm {
-            let is_file = !place.at.starts_with("postgres:");
-            let url = if is_file { format!("sqlite://{}?mode=rwc", place.at) } else { place.at.clone() };
+        async fn open(test_db: &TestDatabase, connections: usize, patience: Duration) -> SeaOrm {
+            let is_file = !test_db.at.starts_with("postgres:");
+            let url = if is_file { format!("sqlite://{}?mode=rwc", test_db.at) } else { test_db.at.clone() };
             let mut options = ConnectOptions::new(url);
             options.max_connections(connections as u32).acquire_timeout(patience);
             options.map_sqlx_sqlite_opts(move |options| options.busy_timeout(patience));

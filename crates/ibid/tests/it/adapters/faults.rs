@@ -1,4 +1,4 @@
-//! What a failure means, as the real database reports it.
+//! The meaning of a failure, as the real database reports it.
 
 use std::time::Duration;
 
@@ -6,22 +6,22 @@ use ibid::transaction::{Database, Isolated, Isolation, OwnedTx, SqlFault, SqlTx,
 use ibid_core::sql::{Dialect, Param};
 
 use super::{Adapter, execute, fault_of, number, with_table};
-use crate::adapters::databases::Place;
+use crate::adapters::databases::TestDatabase;
 
 /// Long enough to connect on a busy machine, short enough to wait for.
 const IMPATIENT: Duration = Duration::from_secs(2);
 
 const TOUCH: &str = "update thing set n = n + 1 where id = $1";
 
-pub(super) async fn a_unique_violation_is_wrong<A: Adapter>(place: Place) {
-    let pool = with_table::<A>(&place, 1).await;
+pub(super) async fn a_unique_violation_is_wrong<A: Adapter>(test_db: TestDatabase) {
+    let pool = with_table::<A>(&test_db, 1).await;
     let mut tx = pool.begin().await.unwrap();
     let twice = execute(&mut tx, "insert into thing (id, n) values (1, 0)", &[]).await;
     assert_eq!(fault_of(twice), Some(SqlFault::Wrong));
 }
 
-pub(super) async fn a_callers_own_error_keeps_its_meaning<A: Adapter>(place: Place) {
-    let pool = with_table::<A>(&place, 1).await;
+pub(super) async fn a_callers_own_error_keeps_its_meaning<A: Adapter>(test_db: TestDatabase) {
+    let pool = with_table::<A>(&test_db, 1).await;
     let mut tx = pool.begin().await.unwrap();
     let twice = A::by_caller(&mut tx, "insert into thing (id, n) values (1, 0)").await.unwrap_err();
     assert!(!twice.is_retryable(), "{twice:?}");
@@ -29,25 +29,25 @@ pub(super) async fn a_callers_own_error_keeps_its_meaning<A: Adapter>(place: Pla
     assert_eq!(fault_of::<()>(Err(error)), Some(SqlFault::Wrong));
 }
 
-pub(super) async fn an_exhausted_pool_or_a_held_lock_is_told<A: Adapter>(place: Place) {
-    drop(with_table::<A>(&place, 1).await);
-    let pool = A::open(&place, 1, IMPATIENT).await;
-    let held = pool.begin().await.unwrap();
-    match held.dialect() {
-        // One who waits for a connection in vain sent nothing, but can't be told from one who lost it.
+pub(super) async fn an_exhausted_pool_or_a_held_lock_is_told<A: Adapter>(test_db: TestDatabase) {
+    drop(with_table::<A>(&test_db, 1).await);
+    let pool = A::open(&test_db, 1, IMPATIENT).await;
+    let tx = pool.begin().await.unwrap();
+    match tx.dialect() {
+        // A wait for a connection that timed out sent nothing, but looks the same as a lost connection.
         Dialect::Postgres => assert_eq!(fault_of(pool.begin().await), Some(SqlFault::Lost)),
         // SQLite has one writer.
         Dialect::Sqlite => {
-            let other = A::open(&place, 1, IMPATIENT).await;
+            let other = A::open(&test_db, 1, IMPATIENT).await;
             assert_eq!(fault_of(other.begin().await), Some(SqlFault::Serialization));
         }
     }
-    held.rollback().await.unwrap();
+    tx.rollback().await.unwrap();
     pool.begin().await.unwrap().rollback().await.unwrap();
 }
 
-pub(super) async fn a_row_that_moved_means_again<A: Adapter>(place: Place) {
-    let pool = Isolated::new(with_table::<A>(&place, 2).await, Isolation::RepeatableRead);
+pub(super) async fn a_row_that_moved_means_again<A: Adapter>(test_db: TestDatabase) {
+    let pool = Isolated::new(with_table::<A>(&test_db, 2).await, Isolation::RepeatableRead);
     let (mut ann, mut bob) = (pool.begin().await.unwrap(), pool.begin().await.unwrap());
     for tx in [&mut ann, &mut bob] {
         assert_eq!(number(tx, "select n from thing where id = 1").await, 0);
@@ -61,8 +61,8 @@ pub(super) async fn a_row_that_moved_means_again<A: Adapter>(place: Place) {
 }
 
 /// Each reads what the other writes. The second to commit is refused, in its last statement or its commit.
-pub(super) async fn a_commit_that_would_not_serialize_means_again<A: Adapter>(place: Place) {
-    let pool = Isolated::new(with_table::<A>(&place, 2).await, Isolation::Serializable);
+pub(super) async fn a_commit_that_would_not_serialize_means_again<A: Adapter>(test_db: TestDatabase) {
+    let pool = Isolated::new(with_table::<A>(&test_db, 2).await, Isolation::Serializable);
     let (mut ann, mut bob) = (pool.begin().await.unwrap(), pool.begin().await.unwrap());
     for (tx, id) in [(&mut ann, 1), (&mut bob, 2)] {
         assert_eq!(number(tx, "select count(*) from thing where n = 0").await, 2);
@@ -70,19 +70,19 @@ pub(super) async fn a_commit_that_would_not_serialize_means_again<A: Adapter>(pl
     }
     ann.commit().await.unwrap();
     assert_eq!(fault_of(bob.commit().await), Some(SqlFault::Serialization));
-    // Both connections are fit for the next ones.
+    // Both connections are fit for the next transactions.
     let (mut ann, mut bob) = (pool.begin().await.unwrap(), pool.begin().await.unwrap());
     assert_eq!(number(&mut ann, "select n from thing where id = 2").await, 0);
     execute(&mut bob, TOUCH, &[Param::I64(2)]).await.unwrap();
     bob.commit().await.unwrap();
 }
 
-pub(super) async fn a_deadlock_means_again<A: Adapter>(place: Place) {
-    let pool = with_table::<A>(&place, 2).await;
+pub(super) async fn a_deadlock_means_again<A: Adapter>(test_db: TestDatabase) {
+    let pool = with_table::<A>(&test_db, 2).await;
     let (mut ann, mut bob) = (pool.begin().await.unwrap(), pool.begin().await.unwrap());
     execute(&mut ann, TOUCH, &[Param::I64(1)]).await.unwrap();
     execute(&mut bob, TOUCH, &[Param::I64(2)]).await.unwrap();
-    // Each ends its own as soon as it knows, for the other waits for that.
+    // Each rolls back as soon as it knows, because the other waits for that.
     let cross = async |mut tx: <A::Db as Database>::Tx, id| {
         let crossed = fault_of(execute(&mut tx, TOUCH, &[Param::I64(id)]).await);
         tx.rollback().await.unwrap();
@@ -95,10 +95,10 @@ pub(super) async fn a_deadlock_means_again<A: Adapter>(place: Place) {
     );
 }
 
-pub(super) async fn a_deadlock_of_the_callers_own_statements_means_again<A: Adapter>(place: Place) {
+pub(super) async fn a_deadlock_of_the_callers_own_statements_means_again<A: Adapter>(test_db: TestDatabase) {
     const FIRST: &str = "update thing set n = n + 1 where id = 1";
     const SECOND: &str = "update thing set n = n + 1 where id = 2";
-    let pool = with_table::<A>(&place, 2).await;
+    let pool = with_table::<A>(&test_db, 2).await;
     let (mut ann, mut bob) = (pool.begin().await.unwrap(), pool.begin().await.unwrap());
     A::by_caller(&mut ann, FIRST).await.unwrap();
     A::by_caller(&mut bob, SECOND).await.unwrap();
@@ -111,8 +111,8 @@ pub(super) async fn a_deadlock_of_the_callers_own_statements_means_again<A: Adap
     assert!(matches!(crossed, (Err(true), Ok(())) | (Ok(()), Err(true))), "one is the victim: {crossed:?}");
 }
 
-pub(super) async fn a_lock_waited_for_in_vain_is_told<A: Adapter>(place: Place) {
-    let pool = with_table::<A>(&place, 2).await;
+pub(super) async fn a_lock_waited_for_in_vain_is_told<A: Adapter>(test_db: TestDatabase) {
+    let pool = with_table::<A>(&test_db, 2).await;
     let (mut ann, mut bob) = (pool.begin().await.unwrap(), pool.begin().await.unwrap());
     execute(&mut ann, TOUCH, &[Param::I64(1)]).await.unwrap();
     execute(&mut bob, "set local lock_timeout = '50ms'", &[]).await.unwrap();
@@ -123,15 +123,15 @@ pub(super) async fn a_lock_waited_for_in_vain_is_told<A: Adapter>(place: Place) 
     assert_eq!(fault_of(super::query(&mut bob, nowait, &[], &[]).await), Some(SqlFault::LockTimeout));
 }
 
-pub(super) async fn a_terminated_connection_is_lost_and_the_pool_is_not<A: Adapter>(place: Place) {
-    let pool = with_table::<A>(&place, 1).await;
-    let operator = A::open(&place, 1, super::PATIENT).await;
+pub(super) async fn a_terminated_connection_is_lost_and_the_pool_is_not<A: Adapter>(test_db: TestDatabase) {
+    let pool = with_table::<A>(&test_db, 1).await;
+    let operator = A::open(&test_db, 1, super::PATIENT).await;
     for at_commit in [false, true] {
         let mut tx = pool.begin().await.unwrap();
         let backend = number(&mut tx, "select pg_backend_pid()::int8").await;
         execute(&mut tx, TOUCH, &[Param::I64(1)]).await.unwrap();
         let mut admin = operator.begin().await.unwrap();
-        // It waits until the process has ended.
+        // Waits until the server process has ended.
         let end = "select pg_terminate_backend($1::int4, 60000)::int4::int8";
         let ended = super::query(&mut admin, end, &[ibid_core::sql::Type::I64], &[Param::I64(backend)]).await;
         assert_eq!(ended.unwrap()[0].i64().unwrap(), 1);
@@ -151,11 +151,11 @@ pub(super) async fn a_terminated_connection_is_lost_and_the_pool_is_not<A: Adapt
     }
 }
 
-pub(super) async fn a_server_that_is_gone_is_lost<A: Adapter>(mut place: Place) {
-    drop(with_table::<A>(&place, 1).await);
-    let pool = A::open(&place, 1, IMPATIENT).await;
+pub(super) async fn a_server_that_is_gone_is_lost<A: Adapter>(mut test_db: TestDatabase) {
+    drop(with_table::<A>(&test_db, 1).await);
+    let pool = A::open(&test_db, 1, IMPATIENT).await;
     let mut tx = pool.begin().await.unwrap();
-    place.stop();
+    test_db.stop();
     assert_eq!(fault_of(execute(&mut tx, TOUCH, &[Param::I64(1)]).await), Some(SqlFault::Lost));
     assert_eq!(fault_of(tx.commit().await), Some(SqlFault::Lost));
     assert_eq!(fault_of(pool.begin().await), Some(SqlFault::Lost));

@@ -1,4 +1,4 @@
-//! Only a commit is kept, and however a transaction ends, its connection is fit for the next one.
+//! Only a commit is durable, and however a transaction ends, its connection is fit for the next one.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -8,22 +8,22 @@ use ibid::transaction::{Database, OwnedTx, SqlFault};
 use ibid_core::sql::Param;
 
 use super::{Adapter, PATIENT, execute, fault_of, number, with_table};
-use crate::adapters::databases::Place;
+use crate::adapters::databases::TestDatabase;
 
 const COUNT: &str = "select count(*) from thing";
 
-pub(super) async fn a_commit_shows_elsewhere<A: Adapter>(place: Place) {
-    let pool = with_table::<A>(&place, 1).await;
+pub(super) async fn a_commit_shows_elsewhere<A: Adapter>(test_db: TestDatabase) {
+    let pool = with_table::<A>(&test_db, 1).await;
     let mut tx = pool.begin().await.unwrap();
     execute(&mut tx, "insert into thing (id, n) values ($1, 0)", &[Param::I64(3)]).await.unwrap();
     tx.commit().await.unwrap();
-    let elsewhere = A::open(&place, 1, PATIENT).await;
+    let elsewhere = A::open(&test_db, 1, PATIENT).await;
     assert_eq!(number(&mut elsewhere.begin().await.unwrap(), COUNT).await, 3);
 }
 
-pub(super) async fn nothing_is_left_of_what_was_not_committed<A: Adapter>(place: Place) {
-    let pool = with_table::<A>(&place, 1).await;
-    let elsewhere = A::open(&place, 1, PATIENT).await;
+pub(super) async fn nothing_is_left_of_what_was_not_committed<A: Adapter>(test_db: TestDatabase) {
+    let pool = with_table::<A>(&test_db, 1).await;
+    let elsewhere = A::open(&test_db, 1, PATIENT).await;
     for drops in [false, true] {
         let mut tx = pool.begin().await.unwrap();
         execute(&mut tx, "insert into thing (id, n) values (3, 0)", &[]).await.unwrap();
@@ -31,7 +31,7 @@ pub(super) async fn nothing_is_left_of_what_was_not_committed<A: Adapter>(place:
             true => drop(tx),
             false => tx.rollback().await.unwrap(),
         }
-        // The row's lock is gone too: this would wait for whoever had inserted the same id, and fail if that stayed.
+        // The row's lock is gone too: this insert would wait for another of the same id, and fail if that was committed.
         let mut tx = elsewhere.begin().await.unwrap();
         execute(&mut tx, "insert into thing (id, n) values (3, 0)", &[]).await.unwrap();
         assert_eq!(number(&mut tx, COUNT).await, 3);
@@ -39,15 +39,15 @@ pub(super) async fn nothing_is_left_of_what_was_not_committed<A: Adapter>(place:
     }
 }
 
-pub(super) async fn an_abandoned_transaction_gives_the_pool_back<A: Adapter>(place: Place) {
-    let pool = with_table::<A>(&place, 1).await;
+pub(super) async fn an_abandoned_transaction_gives_the_pool_back<A: Adapter>(test_db: TestDatabase) {
+    let pool = with_table::<A>(&test_db, 1).await;
     for _ in 0..3 {
         let mut tx = pool.begin().await.unwrap();
         execute(&mut tx, "update thing set n = n + 1", &[]).await.unwrap();
     }
     let mut tx = pool.begin().await.unwrap();
     assert_eq!(number(&mut tx, "select max(n) from thing").await, 0);
-    // So does one that failed: a unique violation aborts it on PostgreSQL.
+    // A failed transaction is rolled back too: a unique violation aborts it on PostgreSQL.
     assert!(execute(&mut tx, "insert into thing (id, n) values (1, 0)", &[]).await.is_err());
     drop(tx);
     let mut tx = pool.begin().await.unwrap();
@@ -58,24 +58,24 @@ pub(super) async fn an_abandoned_transaction_gives_the_pool_back<A: Adapter>(pla
     tx.rollback().await.unwrap();
 }
 
-pub(super) async fn a_begin_that_was_given_up_leaves_the_pool_usable<A: Adapter>(place: Place) {
-    let pool = with_table::<A>(&place, 1).await;
+pub(super) async fn a_begin_that_was_given_up_leaves_the_pool_usable<A: Adapter>(test_db: TestDatabase) {
+    let pool = with_table::<A>(&test_db, 1).await;
     give_up_begins(&pool).await;
     let mut tx = pool.begin().await.unwrap();
     execute(&mut tx, "insert into thing (id, n) values (3, 0)", &[]).await.unwrap();
     tx.commit().await.unwrap();
-    let elsewhere = A::open(&place, 1, PATIENT).await;
+    let elsewhere = A::open(&test_db, 1, PATIENT).await;
     assert_eq!(number(&mut elsewhere.begin().await.unwrap(), COUNT).await, 3);
 }
 
-/// A connection that went back with one open would hold locks and swallow what others take for committed.
-pub(super) async fn a_begin_that_was_given_up_leaves_no_transaction_open<A: Adapter>(place: Place) {
-    let pool = A::open(&place, 4, PATIENT).await;
+/// A connection that is returned with an open transaction would hold locks, and lose what its next users commit.
+pub(super) async fn a_begin_that_was_given_up_leaves_no_transaction_open<A: Adapter>(test_db: TestDatabase) {
+    let pool = A::open(&test_db, 4, PATIENT).await;
     drop((pool.begin().await.unwrap(), pool.begin().await.unwrap(), pool.begin().await.unwrap()));
     give_up_begins(&pool).await;
-    let elsewhere = A::open(&place, 1, PATIENT).await;
+    let elsewhere = A::open(&test_db, 1, PATIENT).await;
     let mut tx = elsewhere.begin().await.unwrap();
-    // Connections are closed or rolled back a moment later; one left open would stay so, and the test would not end.
+    // Connections are closed or rolled back a moment later; if one stayed open, the test would not end.
     let open = "select count(*) from pg_stat_activity \
                 where datname = current_database() and pid <> pg_backend_pid() and xact_start is not null";
     while number(&mut tx, open).await > 0 {
@@ -84,8 +84,8 @@ pub(super) async fn a_begin_that_was_given_up_leaves_no_transaction_open<A: Adap
     }
 }
 
-/// Drops `begin` after many looks, when it is through, and then ever earlier: one that is through would end what an
-/// earlier one left open on the same connection.
+/// Drops `begin` after many polls, when it is complete, and then ever earlier: a complete one would end a transaction
+/// that an earlier one left open on the same connection.
 async fn give_up_begins<D: Database>(pool: &D) {
     for looks in (1..LOOKS_MAX).rev() {
         let mut begin = pin!(pool.begin());
@@ -98,12 +98,12 @@ async fn give_up_begins<D: Database>(pool: &D) {
     }
 }
 
-/// Each look lets the runtime go round once, which also asks the system for what arrived: enough for a BEGIN on the
-/// loopback interface to be caught at every stage.
+/// Each poll lets the runtime run one round, which also fetches socket events: enough to catch a BEGIN on the loopback
+/// interface at every stage.
 const LOOKS_MAX: u32 = 60;
 
-pub(super) async fn the_callers_own_statements_share_its_fate<A: Adapter>(place: Place) {
-    let pool = with_table::<A>(&place, 1).await;
+pub(super) async fn the_callers_own_statements_share_its_fate<A: Adapter>(test_db: TestDatabase) {
+    let pool = with_table::<A>(&test_db, 1).await;
     let mut tx = pool.begin().await.unwrap();
     A::by_caller(&mut tx, "insert into thing (id, n) values (3, 0)").await.unwrap();
     assert_eq!(number(&mut tx, COUNT).await, 3);
@@ -116,18 +116,18 @@ pub(super) async fn the_callers_own_statements_share_its_fate<A: Adapter>(place:
     assert_eq!(number(&mut pool.begin().await.unwrap(), COUNT).await, 4);
 }
 
-/// PostgreSQL answers COMMIT with success then, and rolls back.
-pub(super) async fn what_the_server_aborted_is_not_committed<A: Adapter>(place: Place) {
-    let pool = with_table::<A>(&place, 1).await;
+/// PostgreSQL then answers COMMIT with success, and rolls back.
+pub(super) async fn what_the_server_aborted_is_not_committed<A: Adapter>(test_db: TestDatabase) {
+    let pool = with_table::<A>(&test_db, 1).await;
     let insert = "insert into thing (id, n) values (3, 0)";
 
-    // A caller who overlooks an error of their own.
+    // A caller that ignores an error of its own statement.
     let mut tx = pool.begin().await.unwrap();
     execute(&mut tx, insert, &[]).await.unwrap();
     assert!(A::by_caller(&mut tx, "select 1 / (n * 0) from thing").await.is_err());
     assert_eq!(fault_of(tx.commit().await), Some(SqlFault::Wrong));
 
-    // Ours that failed.
+    // A statement of ours that failed.
     let mut tx = pool.begin().await.unwrap();
     execute(&mut tx, insert, &[]).await.unwrap();
     assert!(execute(&mut tx, "insert into thing (id, n) values (1, 0)", &[]).await.is_err());

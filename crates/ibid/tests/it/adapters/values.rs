@@ -1,19 +1,19 @@
-//! What is bound comes back as it was, of every type.
+//! Bound values of every type are read back unchanged.
 
 use bytes::Bytes;
 use ibid::transaction::{Database, SqlFault};
 use ibid_core::sql::{Param, SqlRow, Type, Value};
 
 use super::{Adapter, PATIENT, execute, fault_of, number, query, with_table};
-use crate::adapters::databases::Place;
+use crate::adapters::databases::TestDatabase;
 
 const COLUMNS: &[Type] = &[Type::Bool, Type::I64, Type::Text, Type::Bytes];
 
-/// As large as a Response may be by default.
+/// As large as a response may be by default.
 const LARGE: usize = 1 << 20;
 
-pub(super) async fn what_is_bound_comes_back<A: Adapter>(place: Place) {
-    let pool = A::open(&place, 1, PATIENT).await;
+pub(super) async fn what_is_bound_comes_back<A: Adapter>(test_db: TestDatabase) {
+    let pool = A::open(&test_db, 1, PATIENT).await;
     let mut tx = pool.begin().await.unwrap();
     let table = "create table kept (id int8 primary key, flag boolean, number int8, word text, data bytea)";
     execute(&mut tx, table, &[]).await.unwrap();
@@ -26,25 +26,25 @@ pub(super) async fn what_is_bound_comes_back<A: Adapter>(place: Place) {
         assert_eq!(execute(&mut tx, insert, &params).await.unwrap(), 1);
     }
     let select = "select flag, number, word, data from kept order by id";
-    let found = query(&mut tx, select, COLUMNS, &[]).await.unwrap();
-    assert_eq!(found.len(), rows.len());
-    for (row, bound) in found.into_iter().zip(&rows) {
+    let selected = query(&mut tx, select, COLUMNS, &[]).await.unwrap();
+    assert_eq!(selected.len(), rows.len());
+    for (row, bound) in selected.into_iter().zip(&rows) {
         assert_is(row, bound);
     }
 }
 
-/// PostgreSQL is told each parameter's type, so that a null has one too.
-pub(super) async fn a_bound_value_needs_no_column_to_have_its_type<A: Adapter>(place: Place) {
-    let pool = A::open(&place, 1, PATIENT).await;
+/// PostgreSQL gets the type of each parameter, so that a null has one too.
+pub(super) async fn a_bound_value_needs_no_column_to_have_its_type<A: Adapter>(test_db: TestDatabase) {
+    let pool = A::open(&test_db, 1, PATIENT).await;
     let mut tx = pool.begin().await.unwrap();
     for row in rows(b"\0\xff") {
-        let mut found = query(&mut tx, "select $1, $2, $3, $4", COLUMNS, &row).await.unwrap();
-        assert_is(found.remove(0), &row);
+        let mut rows = query(&mut tx, "select $1, $2, $3, $4", COLUMNS, &row).await.unwrap();
+        assert_is(rows.remove(0), &row);
     }
 }
 
-pub(super) async fn rows_are_counted<A: Adapter>(place: Place) {
-    let pool = with_table::<A>(&place, 1).await;
+pub(super) async fn rows_are_counted<A: Adapter>(test_db: TestDatabase) {
+    let pool = with_table::<A>(&test_db, 1).await;
     let mut tx = pool.begin().await.unwrap();
     let insert = "insert into thing (id, n) values (3, 0), (4, 0), (5, 0)";
     assert_eq!(execute(&mut tx, insert, &[]).await.unwrap(), 3);
@@ -62,8 +62,8 @@ pub(super) async fn rows_are_counted<A: Adapter>(place: Place) {
     assert_eq!(given.len(), 2);
 }
 
-pub(super) async fn a_row_that_is_not_what_was_promised_is_wrong<A: Adapter>(place: Place) {
-    let pool = A::open(&place, 1, PATIENT).await;
+pub(super) async fn a_row_that_is_not_what_was_promised_is_wrong<A: Adapter>(test_db: TestDatabase) {
+    let pool = A::open(&test_db, 1, PATIENT).await;
     let mut tx = pool.begin().await.unwrap();
     let text = query(&mut tx, "select $1", &[Type::I64], &[Param::Text("seven")]).await;
     assert_eq!(fault_of(text), Some(SqlFault::Wrong));

@@ -1,11 +1,11 @@
-//! What is turned away, how soon, and what it is told: the breaker, the queue of begins, and duplicates.
+//! Refusals under load, and their `Retry-After`: the breaker, the queue of begins, and duplicates.
 
 use futures_util::FutureExt;
 use tokio::time::Instant;
 
 use super::*;
 
-/// Too short for a second try: one begin is one Change sent.
+/// Too short for a second try: one begin sends one change.
 const ONE_TRY: Duration = Duration::from_millis(5);
 
 async fn failing() -> World {
@@ -20,12 +20,15 @@ async fn failing() -> World {
     world
 }
 
-/// Begins so many at once; how long each is told to stay away, for those that are refused.
+/// Begins `many` at once and returns how many ran, and the `Retry-After` of each that was refused.
 async fn begin_many(world: &World, many: usize) -> (usize, Vec<Duration>) {
     let begins = (0..many).map(|n| world.ibid.begin(world.ask(&format!("many-{n}"))));
-    let begun = futures_util::future::join_all(begins).await;
-    let refused: Vec<_> =
-        begun.iter().filter_map(|begun| begun.as_ref().err()).map(|refused| refused.retry_after()).collect();
+    let outcomes = futures_util::future::join_all(begins).await;
+    let refused: Vec<_> = outcomes
+        .iter()
+        .filter_map(|outcome| outcome.as_ref().err())
+        .map(|refused| refused.retry_after())
+        .collect();
     (many - refused.len(), refused)
 }
 
@@ -75,9 +78,9 @@ async fn the_breaker_gates_begins_only() {
     }
     assert!(world.ibid.is_breaker_open());
     world.store.set(StoreFault::None);
-    assert!(matches!(finished.finish(created()).await, Outcome::Completed(_)));
+    assert!(matches!(finished.finish(created_response()).await, Outcome::Completed(_)));
     assert!(matches!(released.release(ErrorCode::NotSent).await, Outcome::Released));
-    assert!(world.ibid.is_breaker_open(), "nobody asked in a begin yet");
+    assert!(world.ibid.is_breaker_open(), "no begin has probed the store yet");
 }
 
 #[tokio::test(start_paused = true)]
@@ -85,19 +88,19 @@ async fn only_begins_are_refused_past_the_queues_bound() {
     let world = world(Policy::default()).await;
     let attempt = world.run("running").await;
     world.store.set(StoreFault::Hangs);
-    let mut finish = tokio::spawn(attempt.finish(created()));
-    // What the lanes have taken out of the queue is not in it.
+    let mut finish = tokio::spawn(attempt.finish(created_response()));
+    // Begins that the lanes have taken out of the queue do not count towards its bound.
     let (queued, more) = (20_000, 1_000);
     let started = Instant::now();
     let begins = (0..queued + more).map(|n| {
         let begin = world.ibid.begin(world.ask(&format!("burst-{n}")));
         async move { (begin.await.map(drop), started.elapsed()) }
     });
-    let begun = futures_util::future::join_all(begins).await;
-    assert!(begun.iter().all(|(begun, _)| begun.is_err()), "nothing runs on a store that hangs");
-    let at_once = begun.iter().filter(|(_, took)| took.is_zero()).count();
+    let outcomes = futures_util::future::join_all(begins).await;
+    assert!(outcomes.iter().all(|(outcome, _)| outcome.is_err()), "nothing runs on a store that hangs");
+    let at_once = outcomes.iter().filter(|(_, took)| took.is_zero()).count();
     assert!(at_once > 0 && at_once <= more, "{at_once} at once");
-    assert!(begun.iter().all(|(_, took)| took.is_zero() || *took >= Duration::from_secs(2)));
+    assert!(outcomes.iter().all(|(_, took)| took.is_zero() || *took >= Duration::from_secs(2)));
     assert!((&mut finish).now_or_never().is_none(), "it waits");
     world.store.set(StoreFault::None);
     assert!(matches!(finish.await.expect("no panic"), Outcome::Completed(_)));
@@ -110,7 +113,7 @@ async fn a_small_batch_waits_for_a_large_one_in_flight() {
     world.store.commit_apart();
     let before = world.store.commits();
     let sent = async |expected: usize| {
-        // All that can run does, and no time passes.
+        // Lets every task run that can, without time passing.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
@@ -143,13 +146,13 @@ async fn a_small_batch_waits_for_a_large_one_in_flight() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_duplicate_is_told_how_long_the_first_has_run_already() {
+async fn retry_after_is_run_time_capped_by_the_remaining_lease() {
     let world = world(Policy::default()).await;
     let attempt = world.run("slow").await;
     for (passes, told) in [(0, 1), (7, 7), (20, 27), (23, 10)] {
         world.hands.advance(Duration::from_secs(passes));
         tokio::time::advance(Duration::from_secs(passes)).await;
-        // Whether or not it waited before.
+        // The same whether or not it waited before.
         let Begin::Skip(Outcome::InFlight { retry_in }) = world.begin("slow").await else {
             panic!("it runs")
         };
@@ -157,5 +160,5 @@ async fn a_duplicate_is_told_how_long_the_first_has_run_already() {
         let waited = world.ibid.wait(world.ask("slow"), Duration::ZERO).await;
         assert!(matches!(waited, Ok(Outcome::InFlight { retry_in: again }) if again == retry_in));
     }
-    attempt.finish(created()).await;
+    attempt.finish(created_response()).await;
 }

@@ -1,4 +1,4 @@
-//! Writes that the store refuses for good, as when a right was taken from us: they end, and say so.
+//! Writes that the store rejects permanently, for example after a permission was revoked: they end, and report it.
 
 use super::*;
 
@@ -7,7 +7,7 @@ async fn a_permanently_rejected_finish_is_given_up_at_last() {
     let world = world(Policy::default()).await;
     let attempt = world.run("k").await;
     world.store.set(StoreFault::Refuses);
-    assert!(matches!(attempt.finish(created()).await, Outcome::NotDurable), "the caller is told");
+    assert!(matches!(attempt.finish(created_response()).await, Outcome::NotDurable), "the caller learns it");
     let queued = world.store.commits();
     world.ibid.settled().await;
     let sent = world.store.commits();
@@ -15,7 +15,7 @@ async fn a_permanently_rejected_finish_is_given_up_at_last() {
     world.store.set(StoreFault::None);
     tokio::time::advance(Duration::from_secs(3600)).await;
     assert_eq!((world.store.commits(), world.state().await), (sent, State::InProgress), "it is given up");
-    // As for every holder that fell silent.
+    // The record lapses like that of any owner that went silent.
     world.hands.advance(world.policy.lease);
     upkeep::sweep_once(&Ibid::for_upkeep(world.store.clone())).await.expect("the store answers");
     assert_eq!(world.state().await, State::Unknown);
@@ -26,17 +26,17 @@ async fn an_end_outlasts_hours_of_refusal_and_any_outage() {
     let world = world(Policy::default()).await;
     let attempt = world.run("k").await;
     world.store.set(StoreFault::Refuses);
-    assert!(matches!(attempt.finish(created()).await, Outcome::NotDurable));
+    assert!(matches!(attempt.finish(created_response()).await, Outcome::NotDurable));
     for fault in [StoreFault::Refuses, StoreFault::Down, StoreFault::Refuses] {
         world.store.set(fault);
-        // Refusals for less than a day in all, and an outage that lasts longer than they may.
+        // Rejections for less than a day in total, and an outage that lasts longer than rejections may.
         let hours = if fault == StoreFault::Down { 25 } else { 11 };
         tokio::time::sleep(Duration::from_secs(hours * 3600)).await;
         assert_eq!(world.state().await, State::InProgress);
     }
     world.store.set(StoreFault::None);
     world.ibid.settled().await;
-    let stored = world.only().await;
+    let stored = world.only_record().await;
     assert_eq!((stored.record.state, stored.record.note.status), (State::Completed, Some(201)));
 }
 

@@ -9,7 +9,7 @@ async fn a_wait_is_bounded_while_the_store_hangs() {
     let world = world(Policy::default()).await;
     let _attempt = world.run("k").await;
     world.store.set(StoreFault::HangsReads);
-    // A wait that is shorter than `begin_timeout` still leaves that long for its last look.
+    // A wait that is shorter than `begin_timeout` still has that long for its last read.
     for (wait, bound) in [(5, 5), (1, 2)].map(|(wait, bound)| (secs(wait), secs(bound))) {
         let started = Instant::now();
         assert!(world.ibid.wait(world.ask("k"), wait).await.is_err(), "the store did not answer");

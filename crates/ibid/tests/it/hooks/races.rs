@@ -1,5 +1,5 @@
 //! A signed webhook, a poll and an operator settle the same record at the same moment, on every store: one wins, and the
-//! others are told. Each comes by its own way in: a socket, the reconciler, the operator's act.
+//! others learn of it. Each takes its own path: a socket, the reconciler, the operator's action.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Barrier;
 use tokio::task::JoinHandle;
 
-use super::{SECRET, hook, now, said};
+use super::{SECRET, hook, now, unsigned_webhook};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn exactly_one_of_three_settlers_settles_a_record_on_memory() {
@@ -52,12 +52,12 @@ async fn exactly_one_of_three_settlers_settles_a_record_on_postgres() {
     one_wins(Arc::new(store)).await;
 }
 
-/// Who settled a record, by the status that it was settled with. The first is what [`hook`] makes of `paid`.
+/// Statuses that tell which racer settled a record. The first is what [`hook`] makes of `paid`.
 const BY_WEBHOOK: u16 = 201;
 const BY_POLL: u16 = 202;
 const BY_OPERATOR: u16 = 203;
 
-/// Those who race: two webhooks, each at a node of its own, a poll and an operator.
+/// Number of racers: two webhooks, each at a separate node, a poll and an operator.
 const RACERS: usize = 4;
 
 async fn one_wins(store: Arc<dyn Store>) {
@@ -66,15 +66,15 @@ async fn one_wins(store: Arc<dyn Store>) {
     for round in 0..ROUNDS {
         let name = unknown(&*store).await;
         let together = Arc::new(Barrier::new(RACERS));
-        // Every other round all four hold their write until the last of them has decided on one, for the quickest to
-        // begin would win otherwise, most of the time.
+        // Every other round all four hold their write until the last of them has decided on one. Otherwise the first to
+        // begin would win most of the time.
         let before = store.commits();
         if round % 2 == 1 {
             store.set(StoreFault::Hangs);
         }
-        let webhooks = [nodes[0].told(&name, &together), nodes[1].told(&name, &together)];
-        let poll = polls(store.clone(), together.clone());
-        let operator = resolves(store.clone(), name.id, together);
+        let webhooks = [nodes[0].send_webhook(&name, &together), nodes[1].send_webhook(&name, &together)];
+        let poll = spawn_poll(store.clone(), together.clone());
+        let operator = spawn_resolve(store.clone(), name.id, together);
         if round % 2 == 1 {
             while store.commits() < before + RACERS {
                 tokio::task::yield_now().await;
@@ -86,7 +86,7 @@ async fn one_wins(store: Arc<dyn Store>) {
         for webhook in webhooks {
             match webhook.await.expect("no panic") {
                 (200, word) if word == "settled" => won.push(BY_WEBHOOK),
-                told => assert_eq!(told, (200, "settled already".to_owned()), "round {round}"),
+                other => assert_eq!(other, (200, "settled already".to_owned()), "round {round}"),
             }
         }
         let polled = poll.await.expect("no panic");
@@ -98,7 +98,7 @@ async fn one_wins(store: Arc<dyn Store>) {
         }
         let [winner] = won[..] else { panic!("round {round}: settled by {won:?}") };
 
-        // The history names the winner and nobody else, and so does what the operator is told.
+        // The history names only the winner, and so does the operator's error.
         let lines = store.history(name.id).await.expect("a history");
         let mut lines = lines.into_iter().map(|(_, line)| line);
         let line = lines.next().expect("a line");
@@ -120,7 +120,7 @@ async fn one_wins(store: Arc<dyn Store>) {
         }
         for node in &nodes {
             assert_eq!(
-                node.replayed(&name).await,
+                node.replay_status(&name).await,
                 winner,
                 "round {round}: every retry gets the winner's answer"
             );
@@ -128,11 +128,11 @@ async fn one_wins(store: Arc<dyn Store>) {
     }
 }
 
-/// A record as a crash left it: it was sent, nobody knows what became of it, and a look at it is due.
+/// Inserts a record as a crash left it: sent, with an unknown outcome, and due for a lookup.
 async fn unknown(store: &dyn Store) -> TestRecord {
     let identity = Arc::new(Identity {
         tenant: Tenant::new("ann").expect("a good name"),
-        // The one that the hook speaks of.
+        // The operation that the hook's mapping names.
         operation: Operation { method: "POST".into(), path: "/pay".into() },
         key: Key::stored(&format!("key-{:016x}", nonce().0)).expect("a good key"),
     });
@@ -163,10 +163,10 @@ impl Node {
         Node { at, serving }
     }
 
-    /// Sends a webhook that says that it was executed: what it is answered.
-    fn told(&self, name: &TestRecord, together: &Arc<Barrier>) -> JoinHandle<(u16, String)> {
+    /// Sends a webhook that reports the request as executed, and returns status and result.
+    fn send_webhook(&self, name: &TestRecord, together: &Arc<Barrier>) -> JoinHandle<(u16, String)> {
         let (at, together) = (self.at, together.clone());
-        let body = said("", "paid", name.identity.key.as_str()).body;
+        let body = unsigned_webhook("", "paid", name.identity.key.as_str()).body;
         let (event, signed_at) = (format!("evt-{}-{}", at.port(), name.id.short()), now());
         let signature = Webhook::new(SECRET).expect("a secret").sign(&event, signed_at, body.as_bytes());
         let request = TestRequest::post("/.ibid/hooks/psp")
@@ -183,8 +183,8 @@ impl Node {
         })
     }
 
-    /// The status that a retry of the client is answered with, by replay.
-    async fn replayed(&self, name: &TestRecord) -> u16 {
+    /// Returns the status that a client's retry gets by replay.
+    async fn replay_status(&self, name: &TestRecord) -> u16 {
         let operation = &name.identity.operation;
         let retry = TestRequest::new(&operation.method, &operation.path).key(name.identity.key.as_str());
         let answer = Client::connect(self.at).await.call(&retry.body("{}")).await;
@@ -199,16 +199,16 @@ impl Drop for Node {
     }
 }
 
-/// One round of the reconciler, whose answer comes when all are there.
-fn polls(store: Arc<FaultyStore>, together: Arc<Barrier>) -> JoinHandle<ReconcileStats> {
+/// Runs one round of the reconciler, whose lookup answers once all racers have arrived.
+fn spawn_poll(store: Arc<FaultyStore>, together: Arc<Barrier>) -> JoinHandle<ReconcileStats> {
     let node = Ibid::for_upkeep(store);
-    node.reconcile_with(Arc::new(Asked(together)));
+    node.reconcile_with(Arc::new(BarrierLookup(together)));
     tokio::spawn(async move { upkeep::reconcile_once(&node).await.expect("the store answers") })
 }
 
-struct Asked(Arc<Barrier>);
+struct BarrierLookup(Arc<Barrier>);
 
-impl OutcomeLookup for Asked {
+impl OutcomeLookup for BarrierLookup {
     fn find(&self, _: UnknownRequest) -> BoxFuture<'static, LookupResult> {
         let together = self.0.clone();
         Box::pin(async move {
@@ -218,19 +218,19 @@ impl OutcomeLookup for Asked {
     }
 }
 
-/// An operator's act, at a process of its own.
-fn resolves(
+/// Resolves the record as an operator in a separate process.
+fn spawn_resolve(
     store: Arc<FaultyStore>,
     id: RecordId,
     together: Arc<Barrier>,
 ) -> JoinHandle<Result<StoredRecord, OperatorError>> {
     tokio::spawn(async move {
         let act = OperatorAction::new("ann", "the bank said so").expect("a name and a reason");
-        let found = Observation::Executed(answer(BY_OPERATOR, "text/plain", "by hand"));
+        let observation = Observation::Executed(answer(BY_OPERATOR, "text/plain", "by hand"));
         together.wait().await;
-        Operator::on_store(store).resolve(id, None, &found, &act).await
+        Operator::on_store(store).resolve(id, None, &observation, &act).await
     })
 }
 
-/// Rounds on each store: enough for each of them to win some, and a second's work.
+/// Rounds on each store: enough for each racer to win some, and about a second of work.
 const ROUNDS: u32 = 30;

@@ -1,5 +1,5 @@
-//! Keys of a policy that decide which key is taken, what frees it, and which request counts as the same: each through the
-//! layer.
+//! Policy settings that decide which key counts, what releases it, and which request counts as the same: each tested
+//! through the layer.
 
 use ibid_core::fingerprint::{BodyRule, Pointer, Recipe};
 use ibid_core::response::Response as Stored;
@@ -91,17 +91,17 @@ async fn an_answer_is_kept_with_the_routes_response_version() {
         let records = world.store.list(RecordFilter::default()).await.unwrap();
         let id = records[0].record.id;
         let stored = world.store.load(vec![id]).await.unwrap().remove(0).expect("a record");
-        let kept = Stored::from_bytes(&stored.answer.expect("its answer")).expect("it can be read");
-        assert_eq!((kept.version, kept.status, &kept.body[..]), (version, 404, &b"run 1: b"[..]));
+        let response = Stored::from_bytes(&stored.answer.expect("its answer")).expect("it can be read");
+        assert_eq!((response.version, response.status, &response.body[..]), (version, 404, &b"run 1: b"[..]));
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn stripes_clients_get_the_advice_of_the_other_profiles() {
-    // Until the attempt's time (60 s) is over, a late answer may settle it; after that only an operator can.
+    // Until the attempt's time (60 s) is over, a late response may settle it; after that only an operator can.
     for (passed, advice) in [(0, "true"), (61, "false")] {
         let world = world(Policy::stripe()).await;
-        let running = world.sent(pay("k").does("gate"));
+        let running = world.spawn_send(pay("k").does("gate"));
         world.api.begun.notified().await;
         world.hands.advance(Duration::from_secs(passed));
         let lost = running.await.unwrap();

@@ -1,12 +1,12 @@
-//! What a handler's answer proves besides its status.
+//! Proof in a handler's response, besides its status.
 
 use ibid_core::proof::{Hop, NotExecutedWhen};
 
 use super::*;
 
-/// Sends a first request that the handler answers like this, and a retry that it would answer with 201. Gives both
-/// answers.
-async fn retried(world: &World, what: &str) -> (AttemptResponse, AttemptResponse) {
+/// Sends a first request that the handler answers with `what`, and a retry that it would answer with 201. Returns both
+/// responses.
+async fn send_twice(world: &World, what: &str) -> (AttemptResponse, AttemptResponse) {
     let key = format!("\"{what}\"");
     let first = world.send(pay(&key).does(what)).await;
     let retry = world.send(pay(&key)).await;
@@ -16,11 +16,11 @@ async fn retried(world: &World, what: &str) -> (AttemptResponse, AttemptResponse
 #[tokio::test]
 async fn the_upstreams_word_frees_or_stores_and_is_not_passed_on() {
     let world = world(Policy::default()).await;
-    let (first, retry) = retried(&world, "503; ibid-outcome: not-executed; x-mine: 1").await;
+    let (first, retry) = send_twice(&world, "503; ibid-outcome: not-executed; x-mine: 1").await;
     assert_eq!((first.status, retry.status, retry.is_replay()), (503, 201, false));
     assert_eq!((first.text("ibid-outcome"), first.text("x-mine")), (None, Some("1")));
     for executed in ["503; ibid-outcome: executed", "executed"] {
-        let (first, retry) = retried(&world, executed).await;
+        let (first, retry) = send_twice(&world, executed).await;
         assert_eq!((first.status, retry.status, retry.is_replay()), (503, 503, true), "{executed}");
         assert_eq!((first.text("ibid-outcome"), retry.text("ibid-outcome")), (None, None));
         assert_eq!(first.body, retry.body);
@@ -38,7 +38,7 @@ async fn a_word_that_does_not_count_leaves_the_outcome_unknown() {
         "trailer",
         "large-not-executed",
     ] {
-        let (first, retry) = retried(&world, what).await;
+        let (first, retry) = send_twice(&world, what).await;
         assert_eq!((retry.status, retry.problem().as_str()), (409, "outcome-unknown"), "{what}");
         assert_eq!(first.text("ibid-outcome"), None, "{what}");
     }
@@ -50,17 +50,17 @@ async fn a_rule_and_a_preset_prove_that_nothing_was_executed() {
     let policy = Policy { not_executed_when: vec![rule], behind: Some(Hop::Nginx), ..Policy::default() };
     let world = world(policy).await;
     for proven in ["503; x-sent: no", "502; x-ibid-hop: [-]"] {
-        let (first, retry) = retried(&world, proven).await;
+        let (first, retry) = send_twice(&world, proven).await;
         assert_eq!((retry.status, retry.is_replay()), (201, false), "{proven}");
         assert_eq!(first.text("x-ibid-hop"), None, "the preset's field is for ibid alone");
     }
     for unproven in
         ["503; x-sent: yes", "502; x-sent: no", "502; x-ibid-hop: [0.001]", "503; x-sent: no; x-sent: no"]
     {
-        let (_, retry) = retried(&world, unproven).await;
+        let (_, retry) = send_twice(&world, unproven).await;
         assert_eq!(retry.problem(), "outcome-unknown", "{unproven}");
     }
-    let (first, retry) = retried(&world, "201; x-ibid-hop: [0.001]; x-sent: yes").await;
+    let (first, retry) = send_twice(&world, "201; x-ibid-hop: [0.001]; x-sent: yes").await;
     assert!(retry.is_replay());
     for answer in [first, retry] {
         assert_eq!((answer.text("x-ibid-hop"), answer.text("x-sent")), (None, Some("yes")));

@@ -1,5 +1,5 @@
-//! An application on either database: a store, the application's own tables beside it, and a provider whose calls end as
-//! the test wants.
+//! An application on either database: a store, the application's own tables in the same database, and a provider whose
+//! calls end as the test wants.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -31,7 +31,7 @@ use super::harness::{ask, begin};
 pub(super) struct Site<D> {
     pub(super) ibid: Ibid,
     pub(super) database: D,
-    /// What goes with the test.
+    /// The folder or server, dropped with the test.
     pub(super) _place: Box<dyn std::any::Any + Send>,
 }
 
@@ -65,7 +65,7 @@ pub(super) async fn postgres() -> Site<ibid::transaction::sqlx_postgres::SqlxPos
     Site { ibid, database, _place: Box::new(server) }
 }
 
-/// Tells each story on both databases.
+/// Runs each test on both databases.
 macro_rules! on_both_databases {
     ($($story:ident),* $(,)?) => {
         mod sqlite {
@@ -87,7 +87,7 @@ macro_rules! on_both_databases {
 pub(super) use on_both_databases;
 
 impl<D: Database + Clone + 'static> Site<D> {
-    /// Another process on the same database: it has heard nothing of what this one knows.
+    /// Starts another process on the same database, without anything that this one has in memory.
     pub(super) async fn another_process(&self) -> Site<D> {
         let ibid = Ibid::start(self.ibid.store().clone(), Settings::default()).await.unwrap();
         Site { ibid, database: self.database.clone(), _place: Box::new(()) }
@@ -101,7 +101,7 @@ impl<D: Database + Clone + 'static> Site<D> {
         assert!(matches!(inside.finish(answer).await.unwrap(), Outcome::Completed(_)));
     }
 
-    /// The same, with the answer owed by the effect.
+    /// Like [`Self::pay`], with the response owed by the effect.
     pub(super) async fn owe(&self, key: &str, effect: NewEffect) {
         let mut attempt = begin(&self.ibid, key).await;
         let mut inside = attempt.inside(self.database.begin().await.unwrap()).await.unwrap();
@@ -116,7 +116,7 @@ impl<D: Database + Clone + 'static> Site<D> {
         Worker::builder(self.ibid.clone(), self.database.clone()).on("charge", psp.clone()).build().unwrap()
     }
 
-    /// The only effect of a key's record.
+    /// Returns the only effect of a key's record.
     pub(super) async fn effect(&self, key: &str) -> StoredEffect {
         let of = EffectFilter { record: Some(ask(&self.ibid, key).id), ..EffectFilter::default() };
         let mut effects = Operator::new(&self.ibid).effects(of).await.unwrap().0;
@@ -124,40 +124,40 @@ impl<D: Database + Clone + 'static> Site<D> {
         effects.remove(0)
     }
 
-    /// Lets claims lapse and pauses end.
+    /// Makes claims lapse and pauses end.
     pub(super) async fn lapse(&self) {
         let mut tx = self.database.begin().await.unwrap();
         tx.execute(&LAPSE, &[]).await.unwrap();
         tx.commit().await.unwrap();
     }
 
-    /// The only effect.
-    pub(super) async fn only(&self) -> StoredEffect {
+    /// Returns the only effect in the store.
+    pub(super) async fn only_effect(&self) -> StoredEffect {
         let mut effects = Operator::new(&self.ibid).effects(EffectFilter::default()).await.unwrap().0;
         assert_eq!(effects.len(), 1);
         effects.remove(0)
     }
 
-    /// By the key that the only effect is called under.
+    /// Returns a reference by the key that the only effect is called under.
     pub(super) async fn by_key(&self) -> EffectRef {
-        EffectRef::DownstreamKey(self.only().await.downstream_key)
+        EffectRef::DownstreamKey(self.only_effect().await.downstream_key)
     }
 
     pub(super) async fn hear(&self, event: &str, at: &EffectRef, what: Observation) -> EvidenceResult {
-        self.ibid.report_evidence(heard(event, at, what, Duration::ZERO)).await.unwrap()
+        self.ibid.report_evidence(evidence_report(event, at, what, Duration::ZERO)).await.unwrap()
     }
 
     pub(super) async fn record(&self, key: &str) -> Arc<Record> {
         self.ibid.store().load(vec![ask(&self.ibid, key).id]).await.unwrap().remove(0).unwrap().record
     }
 
-    /// The lines of this kind in the history of a key's record.
+    /// Returns the lines of this kind in the history of a key's record.
     pub(super) async fn history(&self, key: &str, what: HistoryKind) -> Vec<String> {
         let lines = self.ibid.store().history(ask(&self.ibid, key).id).await.unwrap();
         lines.into_iter().filter(|(_, line)| line.what == what).map(|(_, line)| line.detail).collect()
     }
 
-    /// What handlers wrote, in order.
+    /// Returns the lines that handlers wrote, in order.
     pub(super) async fn lines(&self) -> Vec<String> {
         let mut tx = self.database.begin().await.unwrap();
         let rows = tx.query(&LINES, &[]).await.unwrap();
@@ -165,10 +165,10 @@ impl<D: Database + Clone + 'static> Site<D> {
         rows.into_iter().map(|mut row| row.text().unwrap()).collect()
     }
 
-    /// Waits until the only effect is there.
+    /// Waits until the only effect is in this state.
     pub(super) async fn until(&self, state: EffectState) {
         let there = async {
-            while self.only().await.state != state {
+            while self.only_effect().await.state != state {
                 tokio::task::yield_now().await;
             }
         };
@@ -182,21 +182,21 @@ static LINES: Statement = Statement { text: "select text from line order by id",
 static LINE_ON_POSTGRES: Statement = Statement { text: "insert into line (text) values ($1)", columns: &[] };
 static LINE_ON_SQLITE: Statement = Statement { text: "insert into line (text) values (?1)", columns: &[] };
 
-/// A provider that says what the test wants, one word per call; after the last, it charges.
+/// A provider with a prepared outcome per call; after the last, it charges.
 #[derive(Clone)]
 pub(super) struct Psp(Arc<Inner>);
 
 struct Inner {
     says: Mutex<VecDeque<CallOutcome>>,
-    /// The keys of its calls.
+    /// Downstream keys of its calls.
     calls: Mutex<Vec<String>>,
     verifies: bool,
-    /// Calls wait for a permit before they are answered.
+    /// Calls wait here for a permit before they return.
     gate: Option<Semaphore>,
     reached: Semaphore,
-    /// How often its rows can't be written.
+    /// Number of further writes of its rows that fail.
     fails: Mutex<u32>,
-    /// It never gets done with them.
+    /// Makes the write of its rows hang.
     sticks: bool,
 }
 
@@ -205,17 +205,17 @@ impl Psp {
         Psp::with(says, false, None)
     }
 
-    /// Asked later, it says that it charged.
+    /// Makes a provider that, when it is looked up later, says that it charged.
     pub(super) fn that_can_be_asked(says: impl IntoIterator<Item = CallOutcome>) -> Psp {
         Psp::with(says, true, None)
     }
 
-    /// It does not answer before the gate is opened.
+    /// Makes a provider that does not answer before the gate is opened.
     pub(super) fn behind_a_gate(says: impl IntoIterator<Item = CallOutcome>) -> Psp {
         Psp::with(says, false, Some(Semaphore::new(0)))
     }
 
-    /// It charges, and never gets done with its rows.
+    /// Makes a provider that charges, and then hangs while it writes its rows.
     pub(super) fn that_sticks() -> Psp {
         Psp(Arc::new(Inner { sticks: true, ..Psp::inner([], false, None) }))
     }
@@ -240,12 +240,12 @@ impl Psp {
         self.keys().len() as u32
     }
 
-    /// The keys that it was called under.
+    /// Returns the keys that it was called under.
     pub(super) fn keys(&self) -> Vec<String> {
         self.0.calls.lock().unwrap().clone()
     }
 
-    pub(super) async fn reached(&self) {
+    pub(super) async fn until_reached(&self) {
         self.0.reached.acquire().await.unwrap().forget();
     }
 
@@ -253,7 +253,7 @@ impl Psp {
         self.0.gate.as_ref().unwrap().add_permits(1);
     }
 
-    /// From now on so many tries to write its rows fail.
+    /// Makes the next `times` writes of its rows fail.
     pub(super) fn fails(&self, times: u32) {
         *self.0.fails.lock().unwrap() = times;
     }
@@ -273,12 +273,12 @@ impl<T: SqlTx> EffectHandler<T> for Psp {
         if let Some(gate) = &self.0.gate {
             gate.acquire().await.unwrap().forget();
         }
-        let said = self.0.says.lock().unwrap().pop_front();
-        said.unwrap_or_else(|| CallOutcome::Made(charged()))
+        let outcome = self.0.says.lock().unwrap().pop_front();
+        outcome.unwrap_or_else(|| CallOutcome::Made(charge_result()))
     }
 
     async fn verify(&self, _: &EffectCall) -> VerifyOutcome {
-        if self.0.verifies { VerifyOutcome::Made(charged()) } else { VerifyOutcome::Unsure }
+        if self.0.verifies { VerifyOutcome::Made(charge_result()) } else { VerifyOutcome::Unsure }
     }
 
     async fn record(&self, _: &EffectCall, settled: &SettledEffect, tx: &mut T) -> Result<(), BoxError> {
@@ -296,13 +296,13 @@ impl<T: SqlTx> EffectHandler<T> for Psp {
             self.0.reached.add_permits(1);
             std::future::pending::<()>().await;
         }
-        // After the row, so that it must be undone.
+        // After the insert, so that the row must be rolled back.
         if self.must_fail() { Err("the table is full".into()) } else { Ok(()) }
     }
 }
 
-/// What the provider's own answer makes of a call.
-fn charged() -> CallResult {
+/// The provider's result of a call that was made.
+fn charge_result() -> CallResult {
     let answer = Some(Response::plain(201, "text/plain", "paid".to_owned()));
     CallResult { result: "answer".into(), provider_id: Some("ch_1".into()), answer }
 }
@@ -311,19 +311,19 @@ pub(super) fn lost() -> CallOutcome {
     CallOutcome::Uncertain { why: "reset".into() }
 }
 
-/// A charge that is never made twice blindly.
+/// A charge that is never repeated without a lookup.
 pub(super) fn charge() -> NewEffect {
     NewEffect::new("charge", "charge", "")
 }
 
-/// A charge whose provider has settled at once what it was sent.
+/// A charge whose provider settles at once, without a settle pause.
 pub(super) fn settled_at_once() -> NewEffect {
     let rules = EffectRules { settle_ms: 0, ..EffectRules::default() };
     charge().rules(rules)
 }
 
-/// What a webhook says was done.
-pub(super) fn executed(status: u16, id: &str) -> Observation {
+/// A webhook's report that the call was executed.
+pub(super) fn executed_observation(status: u16, id: &str) -> Observation {
     let response = Response::plain(status, "application/json", format!("{{\"charge\":\"{id}\"}}"));
     let kept = Some(response.to_bytes());
     Observation::Executed(AttemptResponse {
@@ -339,9 +339,14 @@ pub(super) fn name(event: &str) -> EventName {
     EventName { source: "psp".to_owned(), event: event.to_owned() }
 }
 
-pub(super) fn heard(event: &str, at: &EffectRef, what: Observation, age: Duration) -> EvidenceReport {
+pub(super) fn evidence_report(
+    event: &str,
+    at: &EffectRef,
+    what: Observation,
+    age: Duration,
+) -> EvidenceReport {
     EvidenceReport { name: name(event), about: EvidenceSubject::Effect(at.clone()), what, age }
 }
 
-/// When to give up on something that must happen.
+/// Longest wait for something that must happen.
 const PATIENCE: Duration = Duration::from_secs(60);

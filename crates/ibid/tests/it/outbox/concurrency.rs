@@ -1,4 +1,4 @@
-//! Several calls of one worker at the same time: how many, and how long each may take.
+//! Concurrent calls of one worker: how many, and how long each may take.
 
 use ibid::outbox::HandlerLimits;
 
@@ -13,13 +13,13 @@ async fn no_more_calls_are_under_way_at_once_than_the_worker_may_make() {
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let running = tokio::spawn(async move { worker.run_until(async { drop(stopped.await) }).await });
     for _ in 0..3 {
-        gate.reached().await;
+        gate.until_reached().await;
     }
-    // Each that is let go makes room for one.
+    // Each call that ends makes room for one.
     for calls in 3..7 {
         assert_eq!(gate.provider.calls().len(), calls);
         gate.open();
-        gate.reached().await;
+        gate.until_reached().await;
     }
     for _ in 0..3 {
         gate.open();
@@ -33,7 +33,7 @@ async fn no_more_calls_are_under_way_at_once_than_the_worker_may_make() {
 #[tokio::test]
 async fn one_round_takes_no_more_than_the_worker_may_make_at_once() {
     let world = World::new().await;
-    let provider = Provider::new("w", |_| made());
+    let provider = Provider::new("w", |_| made_outcome());
     world.pay("k", (0..4).map(|n| NewEffect::new(format!("e{n}"), "charge", ""))).await;
     let worker = world.building(&provider).concurrency(3).build().unwrap();
     assert_eq!(worker.run_once().await.unwrap().done, 3);
@@ -63,14 +63,14 @@ async fn each_kind_has_its_own_time_and_the_others_that_of_the_worker() {
         };
         let worker = builder.build().unwrap();
         let running = tokio::spawn(async move { worker.run_once().await.unwrap() });
-        slow.reached().await;
+        slow.until_reached().await;
         let states = async || world.effects().await.iter().map(|effect| effect.state).collect::<Vec<_>>();
         while states().await[0] != Unknown {
             assert!(!running.is_finished());
             tokio::task::yield_now().await;
         }
         assert_eq!(world.effects().await[0].last_error.as_deref(), Some("the call took too long"));
-        // A claim lasts as its own effect says: nobody takes the slow one over meanwhile.
+        // A claim lasts as its own effect says: no other worker takes the slow one over meanwhile.
         world.pass(61);
         let other = outbox::Worker::builder(world.ibid.clone(), world.database())
             .on_with_limits("slow", slow_within, slow.provider.clone())
@@ -87,7 +87,7 @@ async fn each_kind_has_its_own_time_and_the_others_that_of_the_worker() {
 #[tokio::test]
 async fn a_kind_whose_call_may_outlast_its_claim_has_no_worker() {
     let world = World::new().await;
-    let provider = Provider::new("w", |_| made());
+    let provider = Provider::new("w", |_| made_outcome());
     let within = |timeout, lease| HandlerLimits {
         timeout: Duration::from_secs(timeout),
         lease: Duration::from_secs(lease),
@@ -96,6 +96,6 @@ async fn a_kind_whose_call_may_outlast_its_claim_has_no_worker() {
         |within| world.building(&provider).on_with_limits("slow", within, provider.clone()).build().map(drop);
     let (kind, timeout, lease) = ("slow".to_owned(), Duration::from_secs(90), Duration::from_secs(90));
     assert_eq!(built(within(90, 90)), Err(WorkerError::OutlastsLease { kind, timeout, lease }));
-    // Though it is longer than the claims of the others.
+    // This is allowed although it is longer than the claims of the others.
     assert_eq!(built(within(90, 91)), Ok(()));
 }

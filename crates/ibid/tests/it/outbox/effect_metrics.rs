@@ -1,4 +1,4 @@
-//! The counters of the outbox equal what happened.
+//! The counters of the outbox match the events.
 
 use ibid::telemetry::{
     DEAD_LETTERS, EFFECTS_DEAD, EFFECTS_DONE, EFFECTS_ENQUEUED, EFFECTS_LOST, EFFECTS_RETRIED,
@@ -9,7 +9,7 @@ use super::*;
 
 #[tokio::test]
 async fn every_step_of_an_effect_is_counted() {
-    // Of this thread alone, on which all tasks of this test run.
+    // A recorder for this thread only, on which all tasks of this test run.
     let recorder = PrometheusBuilder::new().build_recorder();
     let page = recorder.handle();
     let _counts = metrics::set_default_local_recorder(&recorder);
@@ -23,7 +23,7 @@ async fn every_step_of_an_effect_is_counted() {
     let provider = Provider::new("w", |call| match (call.name.as_str(), call.tries) {
         ("refused", _) => CallOutcome::Refused { why: "card expired".into() },
         ("slow", 1) => not_made("busy"),
-        _ => made(),
+        _ => made_outcome(),
     });
     let effect = |name: &str| NewEffect::new(name, "charge", "");
     world.pay("k", [effect("plain"), effect("slow"), effect("refused")]).await;
@@ -35,7 +35,7 @@ async fn every_step_of_an_effect_is_counted() {
     worker.run_once().await.unwrap();
     world.pass(3600);
     worker.run_once().await.unwrap();
-    // One whose worker went silent: the next one takes it over, and the first comes too late.
+    // An effect whose worker went silent: the next worker takes it over, and the first is too late.
     world.pay("silent", [effect("taken").repeatable()]).await;
     let (gate, silent) = world.silent_worker().await;
     world.pass(61);
@@ -57,9 +57,9 @@ async fn effects_that_need_an_operator_count_as_dead_letters() {
     let world = World::new().await;
     let provider = Provider::new("w", |call| match call.name.as_str() {
         "refused" => CallOutcome::Refused { why: "card expired".into() },
-        // Nobody can be asked about one; the other is asked about in a while.
+        // No lookup exists for one; the other is looked up after a pause.
         "unsure" | "asked" => CallOutcome::Uncertain { why: "reset".into() },
-        _ => made(),
+        _ => made_outcome(),
     });
     let effect = |name: &str| NewEffect::new(name, "charge", "");
     let asked = NewEffect::new("asked", "charge", "").verified();

@@ -31,7 +31,10 @@ async fn an_unknown_outcome_with_an_open_effect_does_not_expire() {
     world.pass(2 * DAY);
     assert_eq!(settled().await, 0, "its effect waits for an operator");
     assert_eq!(world.record("k").await.state, State::Unknown);
-    Operator::new(&world.ibid).discard(world.only().await.seq, &because("settled by phone")).await.unwrap();
+    Operator::new(&world.ibid)
+        .discard(world.only_effect().await.seq, &because("settled by phone"))
+        .await
+        .unwrap();
     assert_eq!(settled().await, 1);
 }
 

@@ -1,4 +1,4 @@
-//! A SQLite file with a store and an application's own tables, and providers that say what the test wants.
+//! A SQLite file with a store and an application's own tables, and providers that answer as the test wants.
 
 use std::collections::VecDeque;
 use std::ops::Deref;
@@ -50,7 +50,7 @@ impl World {
         world
     }
 
-    /// Another store and engine on the same file.
+    /// Starts another store and engine on the same file.
     pub(super) async fn another_process(&self) -> World {
         World::open(self.directory.clone(), self.clock.clone(), self.hands.clone()).await
     }
@@ -75,7 +75,7 @@ impl World {
         begin(&self.ibid, key).await
     }
 
-    /// A payment with its effects and its answer, in one transaction.
+    /// Makes a payment with its effects and its response, in one transaction.
     pub(super) async fn pay(&self, key: &str, effects: impl IntoIterator<Item = NewEffect>) {
         let mut attempt = self.begin(key).await;
         let mut inside = attempt.inside(self.tx().await).await.unwrap();
@@ -87,7 +87,7 @@ impl World {
         assert!(matches!(inside.finish(answer).await.unwrap(), Outcome::Completed(_)));
     }
 
-    /// The same, with the answer owed by the effect.
+    /// Like [`Self::pay`], with the response owed by the effect.
     pub(super) async fn owe(&self, key: &str, effect: NewEffect) {
         let mut attempt = self.begin(key).await;
         let mut inside = attempt.inside(self.tx().await).await.unwrap();
@@ -99,7 +99,7 @@ impl World {
         Worker::builder(self.ibid.clone(), self.database()).on("charge", provider.clone())
     }
 
-    /// A worker whose commits get these replies.
+    /// Builds a worker whose commits get these replies.
     pub(super) fn lossy_worker(&self, provider: &Provider, replies: &[Reply]) -> Worker<Lossy<Rusqlite>> {
         let database = Lossy::new(self.database(), replies);
         Worker::builder(self.ibid.clone(), database).on("charge", provider.clone()).build().unwrap()
@@ -109,7 +109,7 @@ impl World {
         self.building(provider).build().unwrap()
     }
 
-    /// Works until every effect is done.
+    /// Runs workers until every effect is done.
     pub(super) async fn drain(&self, provider: &Provider) {
         let worker = self.building(provider).concurrency(7).build().unwrap();
         loop {
@@ -125,12 +125,12 @@ impl World {
         }
     }
 
-    /// A worker that has begun the call of the only effect and does not come back from it until the gate is opened.
+    /// Starts a worker whose call of the only effect does not return until the gate is opened.
     pub(super) async fn silent_worker(&self) -> (Gate, JoinHandle<WorkerRound>) {
         let gate = Gate::closed("zombie");
         let worker = self.worker(&gate.provider);
         let running = tokio::spawn(async move { worker.run_once().await.unwrap() });
-        gate.reached().await;
+        gate.until_reached().await;
         (gate, running)
     }
 
@@ -142,7 +142,7 @@ impl World {
         Operator::new(&self.ibid).effects(EffectFilter::default()).await.unwrap().0
     }
 
-    pub(super) async fn only(&self) -> StoredEffect {
+    pub(super) async fn only_effect(&self) -> StoredEffect {
         let mut effects = self.effects().await;
         assert_eq!(effects.len(), 1);
         effects.remove(0)
@@ -170,17 +170,17 @@ impl World {
         self.connection().execute_batch(sql).unwrap();
     }
 
-    /// What handlers wrote.
+    /// Returns the lines that handlers wrote.
     pub(super) fn ledger(&self) -> Vec<String> {
         self.texts("select line from ledger order by rowid", [])
     }
 
-    /// The payloads of the effects of this name, in the order of their recording.
+    /// Returns the payloads of the effects of this name, in the order in which they were recorded.
     pub(super) fn payloads(&self, name: &str) -> Vec<String> {
         self.texts("select cast(payload as text) from ledger where name = ?1 order by rowid", [name])
     }
 
-    /// How a statement is carried out.
+    /// Returns the query plan of a statement.
     pub(super) fn plan(&self, sql: &str) -> String {
         let connection = self.connection();
         let mut explain = connection.prepare(&format!("explain query plan {sql}")).unwrap();
@@ -199,7 +199,7 @@ impl World {
     }
 }
 
-/// A provider that says what the test wants, and remembers what it was asked.
+/// A provider that answers as the test wants, and records its calls.
 #[derive(Clone)]
 pub(super) struct Provider(Arc<Inner>);
 
@@ -209,9 +209,9 @@ struct Inner {
     calls: Mutex<Vec<EffectCall>>,
     verifies: Mutex<VecDeque<VerifyOutcome>>,
     asked: Mutex<u32>,
-    /// Calls under way, and the most that ever were.
+    /// Calls in flight, and the most that ever were.
     at_once: Mutex<(u32, u32)>,
-    /// Calls wait for a permit before they are answered.
+    /// Calls wait here for a permit before they return.
     gate: Option<Semaphore>,
     reached: Semaphore,
 }
@@ -245,7 +245,7 @@ impl Provider {
         self.0.verifies.lock().unwrap().extend(says);
     }
 
-    /// What it writes about an end.
+    /// Returns the line that it writes about an end.
     pub(super) fn line(&self, call: &EffectCall, settled: &SettledEffect) -> String {
         let what = match settled {
             SettledEffect::Done(_) => "done".to_owned(),
@@ -259,12 +259,12 @@ impl Provider {
         self.0.calls.lock().unwrap().clone()
     }
 
-    /// How often it was asked about a call.
-    pub(super) fn asked(&self) -> u32 {
+    /// Returns how often a call was looked up.
+    pub(super) fn verify_count(&self) -> u32 {
         *self.0.asked.lock().unwrap()
     }
 
-    /// The most calls that were under way at once.
+    /// Returns the most calls that were ever in flight at once.
     pub(super) fn at_once_max(&self) -> u32 {
         self.0.at_once.lock().unwrap().1
     }
@@ -307,11 +307,11 @@ pub(super) struct Gate {
 
 impl Gate {
     pub(super) fn closed(name: &'static str) -> Gate {
-        Gate { provider: Provider::with(name, |_| made(), Some(Semaphore::new(0))) }
+        Gate { provider: Provider::with(name, |_| made_outcome(), Some(Semaphore::new(0))) }
     }
 
-    /// A call is at the gate.
-    pub(super) async fn reached(&self) {
+    /// Waits until a call is at the gate.
+    pub(super) async fn until_reached(&self) {
         self.provider.0.reached.acquire().await.unwrap().forget();
     }
 
@@ -344,7 +344,7 @@ pub(super) fn a_charge() -> CallResult {
     }
 }
 
-pub(super) fn made() -> CallOutcome {
+pub(super) fn made_outcome() -> CallOutcome {
     CallOutcome::Made(a_charge())
 }
 
@@ -370,7 +370,7 @@ impl RequestView for Nothing {
     }
 }
 
-/// A person's act.
+/// An operator action with this reason.
 pub(crate) fn because(reason: &str) -> OperatorAction {
     OperatorAction::new("ann", reason).expect("a name and a reason")
 }

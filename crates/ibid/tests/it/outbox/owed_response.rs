@@ -1,5 +1,5 @@
-//! Effects that owe the Record's answer, and what befalls a worker between the call and its end, on both databases: the
-//! answer comes, or the record is `unknown`; what may not be called twice is not.
+//! Effects that owe the record's response, and faults of a worker between the call and its end, on both databases: the
+//! response is stored, or the record is `unknown`. A call that may not be repeated is not repeated.
 
 use ibid::operator::Operator;
 use ibid::outbox::{Worker, WorkerRound};
@@ -14,34 +14,30 @@ use super::harness::{ask, because};
 use crate::lossy_database::{Lossy, Reply};
 
 on_both_databases!(
-    an_owed_answer_outlives_a_worker_that_is_killed_during_the_call,
-    an_owed_answer_outlives_a_worker_that_is_killed_before_it_has_recorded_it,
+    an_owed_answer_outlives_a_worker_killed_in_its_call,
+    an_owed_answer_outlives_a_worker_killed_before_recording,
     an_owed_answer_is_not_given_by_a_worker_that_comes_back_late,
     an_owed_answer_whose_commit_got_no_reply_is_given_once,
-    an_owed_answer_that_could_not_be_recorded_is_kept_and_given_later_without_a_second_call,
-    an_owed_answer_that_was_found_and_could_not_be_recorded_is_not_asked_for_again,
-    what_was_kept_of_a_call_is_not_taken_for_what_came_of_a_later_one,
+    an_unrecorded_owed_answer_needs_no_second_call,
+    an_unrecorded_verified_answer_is_not_looked_up_again,
+    a_retry_drops_the_kept_result_of_the_earlier_call,
 );
 
-async fn an_owed_answer_outlives_a_worker_that_is_killed_during_the_call<D: Database + Clone + 'static>(
-    site: Site<D>,
-) {
+async fn an_owed_answer_outlives_a_worker_killed_in_its_call<D: Database + Clone + 'static>(site: Site<D>) {
     for safety in SAFETIES {
         let psp = Psp::behind_a_gate([]);
-        killed(&site, declared(safety), &psp, 1).await;
+        kill_worker(&site, effect_with(safety), &psp, 1).await;
         recovers(&site, safety, &psp).await;
     }
 }
 
-async fn an_owed_answer_outlives_a_worker_that_is_killed_before_it_has_recorded_it<
-    D: Database + Clone + 'static,
->(
+async fn an_owed_answer_outlives_a_worker_killed_before_recording<D: Database + Clone + 'static>(
     site: Site<D>,
 ) {
     for safety in SAFETIES {
         let psp = Psp::that_sticks();
-        // At the call, and at its rows.
-        killed(&site, declared(safety), &psp, 2).await;
+        // Killed at the second stop: the first is the call, the second its rows.
+        kill_worker(&site, effect_with(safety), &psp, 2).await;
         recovers(&site, safety, &psp).await;
     }
 }
@@ -51,10 +47,10 @@ async fn an_owed_answer_is_not_given_by_a_worker_that_comes_back_late<D: Databas
 ) {
     for safety in SAFETIES {
         let psp = Psp::behind_a_gate([]);
-        site.owe(&key(safety), declared(safety)).await;
+        site.owe(&key(safety), effect_with(safety)).await;
         let worker = site.worker(&psp);
         let zombie = tokio::spawn(async move { worker.run_once().await.unwrap() });
-        psp.reached().await;
+        psp.until_reached().await;
         recovers(&site, safety, &psp).await;
         let (effect, record) = (site.effect(&key(safety)).await, site.record(&key(safety)).await);
         let lines = site.lines().await;
@@ -72,7 +68,7 @@ async fn an_owed_answer_whose_commit_got_no_reply_is_given_once<D: Database + Cl
     for safety in SAFETIES {
         for reply in [Reply::Lost, Reply::NeverSent] {
             let (psp, key) = (Psp::new([]), format!("{safety:?} {reply:?}"));
-            site.owe(&key, declared(safety)).await;
+            site.owe(&key, effect_with(safety)).await;
             let before = site.lines().await.len();
             let database = Lossy::new(site.database.clone(), &[Reply::Comes, reply]);
             let worker = Worker::builder(site.ibid.clone(), database).on("charge", psp.clone());
@@ -85,15 +81,11 @@ async fn an_owed_answer_whose_commit_got_no_reply_is_given_once<D: Database + Cl
     }
 }
 
-async fn an_owed_answer_that_could_not_be_recorded_is_kept_and_given_later_without_a_second_call<
-    D: Database + Clone + 'static,
->(
-    site: Site<D>,
-) {
+async fn an_unrecorded_owed_answer_needs_no_second_call<D: Database + Clone + 'static>(site: Site<D>) {
     let psp = Psp::new([]);
     psp.fails(u32::MAX);
     for safety in SAFETIES {
-        site.owe(&key(safety), briefly(declared(safety))).await;
+        site.owe(&key(safety), with_short_lease(effect_with(safety))).await;
     }
     assert_eq!(
         site.worker(&psp).run_once().await.unwrap(),
@@ -104,7 +96,7 @@ async fn an_owed_answer_that_could_not_be_recorded_is_kept_and_given_later_witho
         assert_eq!((effect.state, effect.provider_id.as_deref()), (Claimed, Some("ch_1")), "{safety:?}");
         assert_eq!(site.record(&key(safety)).await.state, State::Pending, "{safety:?}");
     }
-    // By another process: nothing of it is in this one.
+    // By another process, which has nothing of it in memory.
     psp.fails(0);
     site.lapse().await;
     let other = site.another_process().await;
@@ -120,15 +112,11 @@ async fn an_owed_answer_that_could_not_be_recorded_is_kept_and_given_later_witho
     assert_eq!((psp.calls(), site.lines().await), (3, vec!["done: answer".to_owned(); 3]));
 }
 
-async fn an_owed_answer_that_was_found_and_could_not_be_recorded_is_not_asked_for_again<
-    D: Database + Clone + 'static,
->(
-    site: Site<D>,
-) {
+async fn an_unrecorded_verified_answer_is_not_looked_up_again<D: Database + Clone + 'static>(site: Site<D>) {
     found_and_not_recorded(&site).await;
     let key = key(Safety::Verified);
     site.lapse().await;
-    // Nobody could say it again.
+    // This provider can't be looked up, so the result must come from the store.
     let psp = Psp::new([]);
     assert_eq!(
         site.worker(&psp).run_once().await.unwrap(),
@@ -138,9 +126,7 @@ async fn an_owed_answer_that_was_found_and_could_not_be_recorded_is_not_asked_fo
     assert_eq!(psp.calls(), 0);
 }
 
-async fn what_was_kept_of_a_call_is_not_taken_for_what_came_of_a_later_one<D: Database + Clone + 'static>(
-    site: Site<D>,
-) {
+async fn a_retry_drops_the_kept_result_of_the_earlier_call<D: Database + Clone + 'static>(site: Site<D>) {
     found_and_not_recorded(&site).await;
     let key = key(Safety::Verified);
     Operator::new(&site.ibid)
@@ -149,12 +135,12 @@ async fn what_was_kept_of_a_call_is_not_taken_for_what_came_of_a_later_one<D: Da
         .unwrap();
     let effect = site.effect(&key).await;
     assert_eq!((effect.state, effect.result, effect.provider_id), (Queued, None, None));
-    // Of the next call nobody knows anything.
+    // The outcome of the next call is unknown.
     site.lapse().await;
     let psp = Psp::behind_a_gate([]);
     let worker = site.worker(&psp);
     let running = tokio::spawn(async move { worker.run_once().await });
-    psp.reached().await;
+    psp.until_reached().await;
     running.abort();
     site.lapse().await;
     assert_eq!(
@@ -164,9 +150,9 @@ async fn what_was_kept_of_a_call_is_not_taken_for_what_came_of_a_later_one<D: Da
     assert_eq!((site.effect(&key).await.state, site.record(&key).await.state), (Unknown, State::Pending));
 }
 
-/// A worker is killed during its call, another finds that it was made, and can't record it.
+/// A worker is killed during its call; another finds that the call was made, and can't record it.
 async fn found_and_not_recorded<D: Database + Clone + 'static>(site: &Site<D>) {
-    killed(site, briefly(declared(Safety::Verified)), &Psp::behind_a_gate([]), 1).await;
+    kill_worker(site, with_short_lease(effect_with(Safety::Verified)), &Psp::behind_a_gate([]), 1).await;
     site.lapse().await;
     let psp = Psp::that_can_be_asked([]);
     let (worker, key) = (site.worker(&psp), key(Safety::Verified));
@@ -179,19 +165,24 @@ async fn found_and_not_recorded<D: Database + Clone + 'static>(site: &Site<D>) {
     assert_eq!(site.record(&key).await.state, State::Pending);
 }
 
-/// Has a worker call for a new record and kills it once it has come to so many places.
-async fn killed<D: Database + Clone + 'static>(site: &Site<D>, effect: NewEffect, psp: &Psp, places: u32) {
+/// Starts a worker on a new record, and kills it once the provider was reached `places` times.
+async fn kill_worker<D: Database + Clone + 'static>(
+    site: &Site<D>,
+    effect: NewEffect,
+    psp: &Psp,
+    places: u32,
+) {
     site.owe(&key(effect.rules.safety), effect).await;
     let worker = site.worker(psp);
     let running = tokio::spawn(async move { worker.run_once().await });
     for _ in 0..places {
-        psp.reached().await;
+        psp.until_reached().await;
     }
     running.abort();
     assert!(running.await.unwrap_err().is_cancelled());
 }
 
-/// Its claim lapses, and another worker does what was declared.
+/// The claim lapses, and another worker acts as the effect's safety declares.
 async fn recovers<D: Database + Clone + 'static>(site: &Site<D>, safety: Safety, before: &Psp) {
     let key = key(safety);
     assert_eq!(site.effect(&key).await.state, Claimed, "{safety:?}");
@@ -206,7 +197,7 @@ async fn recovers<D: Database + Clone + 'static>(site: &Site<D>, safety: Safety,
     match safety {
         Safety::Once => {
             assert_eq!(next().await, WorkerRound { dead: 1, ..WorkerRound::default() });
-            assert!(next().await.is_idle(), "only a person can tell");
+            assert!(next().await.is_idle(), "only an operator can settle it");
             let effect = site.effect(&key).await;
             assert_eq!((effect.state, effect.due_at), (Unknown, None));
             assert_eq!(answer(site, &key).await, Err(State::Unknown));
@@ -232,7 +223,7 @@ async fn recovers<D: Database + Clone + 'static>(site: &Site<D>, safety: Safety,
     assert_eq!(answer(site, &key).await, Ok("paid".to_owned()), "{safety:?}");
 }
 
-/// What a client that comes again is given, or where its record stands.
+/// Returns the response that a client's retry gets, or the state of its record.
 async fn answer<D: Database + Clone + 'static>(site: &Site<D>, key: &str) -> Result<String, State> {
     let state = site.record(key).await.state;
     match site.ibid.begin(ask(&site.ibid, key)).await.unwrap() {
@@ -248,12 +239,12 @@ async fn answer<D: Database + Clone + 'static>(site: &Site<D>, key: &str) -> Res
     }
 }
 
-fn declared(safety: Safety) -> NewEffect {
+fn effect_with(safety: Safety) -> NewEffect {
     charge().rules(EffectRules { safety, ..EffectRules::default() })
 }
 
-/// Under a lease that a test can wait for, and a busy machine still makes a call in.
-fn briefly(effect: NewEffect) -> NewEffect {
+/// Gives the effect a lease that a test can wait for, and that is long enough for a call on a busy machine.
+fn with_short_lease(effect: NewEffect) -> NewEffect {
     let rules = EffectRules { lease_ms: 3000, ..effect.rules };
     effect.rules(rules)
 }

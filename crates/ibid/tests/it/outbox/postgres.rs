@@ -1,4 +1,4 @@
-//! The same worker on PostgreSQL: what many sessions at once, locks, isolation levels and a crashing server do to it.
+//! The same worker on PostgreSQL: many concurrent sessions, locks, isolation levels and a crashing server.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -23,8 +23,8 @@ use tokio::sync::Semaphore;
 
 use crate::lossy_database::{Lossy, Reply};
 
-use super::both_databases::{executed, heard};
-use super::harness::{Gate, Provider, ask, because, begin, made};
+use super::both_databases::{evidence_report, executed_observation};
+use super::harness::{Gate, Provider, ask, because, begin, made_outcome};
 
 /// One node of an application.
 struct Node {
@@ -73,19 +73,19 @@ impl Node {
             .0
     }
 
-    /// What handlers wrote, in the order of their statements.
+    /// Returns what handlers wrote, in the order of their statements.
     async fn ledger(&self, column: &str) -> Vec<String> {
         let sql = format!("select convert_from({column}::bytea, 'utf8') from ledger order by id");
         sqlx::query_scalar(sqlx::AssertSqlSafe(sql)).fetch_all(&self.database.0).await.unwrap()
     }
 }
 
-/// Works until nothing is left to do.
+/// Runs the worker until nothing is left to do.
 async fn drain<D: Database + 'static>(node: &Node, worker: Worker<D>) {
     loop {
         let idle = match worker.run_once().await {
             Ok(round) => round.is_idle(),
-            // At stricter levels a look may fail for as long as others are at work.
+            // At stricter levels a poll may fail while other workers run.
             Err(error) if error.is_retryable() => false,
             Err(error) => panic!("{error}"),
         };
@@ -130,7 +130,7 @@ fn charge(name: &str) -> NewEffect {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_effect_runs_exactly_if_its_business_row_committed() {
     let server = Postgres::shared();
-    let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made()));
+    let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made_outcome()));
     let mut attempt = begin(&node.ibid, "undone").await;
     let mut inside = attempt.inside(node.database.begin().await.unwrap()).await.unwrap();
     inside.enqueue(charge("undone")).await.unwrap();
@@ -154,7 +154,7 @@ async fn two_nodes_carry_out_five_hundred_effects_once_each() {
     for key in 0..50 {
         one.pay(&format!("k{key}"), (0..10).map(|n| charge(&format!("e{n}")))).await;
     }
-    let (ann, bob) = (Provider::new("ann", |_| made()), Provider::new("bob", |_| made()));
+    let (ann, bob) = (Provider::new("ann", |_| made_outcome()), Provider::new("bob", |_| made_outcome()));
     let ours = one.building(&ann).concurrency(7).build().unwrap();
     let theirs = two.building(&bob).concurrency(7).build().unwrap();
     tokio::join!(drain(&one, ours), drain(&two, theirs));
@@ -171,7 +171,7 @@ async fn stricter_isolation_costs_tries_and_changes_nothing() {
     for level in [Isolation::RepeatableRead, Isolation::Serializable] {
         let node = Node::new(&server).await;
         node.pay(&format!("{level:?}"), (0..40).map(|n| charge(&format!("e{n}")))).await;
-        let (ann, bob) = (Provider::new("ann", |_| made()), Provider::new("bob", |_| made()));
+        let (ann, bob) = (Provider::new("ann", |_| made_outcome()), Provider::new("bob", |_| made_outcome()));
         let worker = |provider: &Provider| {
             let database = Isolated::new(node.database.clone(), level);
             let worker =
@@ -184,9 +184,9 @@ async fn stricter_isolation_costs_tries_and_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_effect_that_somebody_holds_is_passed_over() {
+async fn a_locked_effect_is_skipped() {
     let server = Postgres::shared();
-    let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made()));
+    let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made_outcome()));
     node.pay("k", [charge("held"), charge("free")]).await;
     let mut holder = node.database.0.begin().await.unwrap();
     let lock = "select seq from ibid_effect where name = 'held' for update";
@@ -206,13 +206,13 @@ async fn effects_of_one_aggregate_keep_their_order_on_two_nodes() {
     for n in 0..20 {
         one.pay(&format!("k{n}"), [in_order(n)]).await;
     }
-    let (ann, bob) = (Provider::new("ann", |_| made()), Provider::new("bob", |_| made()));
+    let (ann, bob) = (Provider::new("ann", |_| made_outcome()), Provider::new("bob", |_| made_outcome()));
     tokio::join!(drain(&one, one.worker(&ann)), drain(&two, two.worker(&bob)));
     let expected: Vec<_> = (0..20).map(|n| n.to_string()).collect();
     assert_eq!(one.ledger("payload").await, expected);
 }
 
-/// Places are given at enqueue and seen at commit: without the wait a later place could be seen, and called, first.
+/// Positions are assigned at enqueue and visible at commit: without the wait a later one could be seen, and called, first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_of_an_aggregate_follow_the_order_of_commits() {
     let server = Postgres::shared();
@@ -221,7 +221,7 @@ async fn calls_of_an_aggregate_follow_the_order_of_commits() {
         NewEffect::new("x", "charge", payload.to_owned()).ordered_by(aggregate)
     };
     let answer = || Response::plain(201, "text/plain", "accepted".to_owned());
-    let (ann, bob) = (Provider::new("ann", |_| made()), Provider::new("bob", |_| made()));
+    let (ann, bob) = (Provider::new("ann", |_| made_outcome()), Provider::new("bob", |_| made_outcome()));
     for undone in [true, false] {
         let mut attempt = begin(&one.ibid, &format!("first {undone}")).await;
         let mut first = attempt.inside(one.database.begin().await.unwrap()).await.unwrap();
@@ -241,7 +241,7 @@ async fn calls_of_an_aggregate_follow_the_order_of_commits() {
             assert!(!second.is_finished(), "it is behind one that is not committed");
             tokio::task::yield_now().await;
         }
-        // Others are in nobody's way.
+        // Effects of other aggregates do not wait.
         two.pay(&format!("other {undone}"), [of("account 8", &format!("other {undone}"))]).await;
         assert_eq!(
             one.worker(&ann).run_once().await.unwrap(),
@@ -268,11 +268,11 @@ async fn a_worker_that_comes_back_late_is_refused_with_its_rows() {
     let gate = Gate::closed("zombie");
     let worker = one.worker(&gate.provider);
     let zombie = tokio::spawn(async move { worker.run_once().await.unwrap() });
-    gate.reached().await;
+    gate.until_reached().await;
 
     let lapse = "update ibid_effect set due_at = 0";
     server.sql(server.database(), lapse);
-    let bob = Provider::new("bob", |_| made());
+    let bob = Provider::new("bob", |_| made_outcome());
     let worker = two.worker(&bob);
     assert_eq!(worker.run_once().await.unwrap().again, 1);
     server.sql(server.database(), lapse);
@@ -291,7 +291,7 @@ async fn a_result_survives_a_server_crash_before_it_is_recorded() {
     let gate = Gate::closed("w");
     let worker = node.worker(&gate.provider);
     let running = tokio::spawn(async move { worker.run_once().await.unwrap() });
-    gate.reached().await;
+    gate.until_reached().await;
     server.stop_immediate();
     gate.open();
     server.start_again();
@@ -300,14 +300,14 @@ async fn a_result_survives_a_server_crash_before_it_is_recorded() {
     assert_eq!((gate.provider.calls().len(), node.ledger("line").await.len()), (1, 1));
 }
 
-/// A session that is stopped with an effect locked would keep it from every other worker.
+/// A session that stalls with an effect locked would keep it from every other worker.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_worker_is_cut_off_after_the_effects_lease() {
     struct Looking;
 
     impl EffectHandler<SqlxPostgresTx<'static>> for Looking {
         async fn call(&self, _: &EffectCall) -> CallOutcome {
-            made()
+            made_outcome()
         }
 
         async fn record(
@@ -341,7 +341,7 @@ async fn an_owed_answer_reaches_a_client_of_another_node() {
     assert!(matches!(inside.owe().await.unwrap(), Outcome::AwaitingEffect));
     let (ibid, asked) = (two.ibid.clone(), ask(&two.ibid, "k"));
     let waiter = tokio::spawn(async move { ibid.wait(asked, Duration::from_secs(60)).await });
-    let provider = Provider::new("w", |_| made());
+    let provider = Provider::new("w", |_| made_outcome());
     assert_eq!(one.worker(&provider).run_once().await.unwrap().done, 1);
     match waiter.await.unwrap().unwrap() {
         Outcome::Completed(kept) => assert_eq!(&kept.response.body[..], b"paid"),
@@ -384,14 +384,14 @@ async fn takes_go_by_their_indexes_on_a_full_outbox() {
         ("auto_explain.log_min_duration", "0"),
         ("autovacuum", "off"),
     ]);
-    let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made()));
+    let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made_outcome()));
     let in_order = |n: u32| charge(&format!("e{n}")).ordered_by("account 7");
     // Often enough that the server settles on a plan while the table is small.
     for n in 0..10 {
         node.pay(&format!("before {n}"), [in_order(n)]).await;
         assert_eq!(node.worker(&provider).run_once().await.unwrap().done, 1);
     }
-    // Done, waiting for their time, and dead.
+    // Done effects, effects that are not due yet, and dead ones.
     let fill = "insert into ibid_effect (record, birth, name, count, nonce, kind, state, open, tries, due_at, \
         lease_us, created_at, aggregate, downstream_key, rules, owes, tenant, payload) \
         select e.record, n, 'fill', 1, 1, e.kind, s.state, s.open, 0, s.due_at, e.lease_us, 0, s.aggregate, \
@@ -423,7 +423,7 @@ async fn a_webhook_finds_its_effect_by_index_in_a_full_outbox() {
         ("auto_explain.log_min_duration", "0"),
         ("autovacuum", "off"),
     ]);
-    let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made()));
+    let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made_outcome()));
     node.pay("k", [charge("e")]).await;
     assert_eq!(node.worker(&provider).run_once().await.unwrap().done, 1);
     let fill = "insert into ibid_effect (record, birth, name, count, nonce, kind, state, open, tries, lease_us, \
@@ -439,7 +439,7 @@ async fn a_webhook_finds_its_effect_by_index_in_a_full_outbox() {
         let before = server.log().len();
         let by_id = EffectRef::ProviderId { kind: "charge".into(), id: "ch_1".into() };
         for at in [EffectRef::DownstreamKey(key.clone()), by_id] {
-            let heard = heard("evt", &at, executed(201, "ch_1"), Duration::ZERO);
+            let heard = evidence_report("evt", &at, executed_observation(201, "ch_1"), Duration::ZERO);
             assert_eq!(node.ibid.report_evidence(heard).await.unwrap(), EvidenceResult::Known);
         }
         let log = server.log();
@@ -451,13 +451,13 @@ async fn a_webhook_finds_its_effect_by_index_in_a_full_outbox() {
     }
 }
 
-/// Makes every call, and has no rows of its own.
+/// A handler that makes every call, and writes no rows.
 struct Plain(Arc<Mutex<u32>>);
 
 impl<T: Send> EffectHandler<T> for Plain {
     async fn call(&self, _: &EffectCall) -> CallOutcome {
         *self.0.lock().unwrap() += 1;
-        made()
+        made_outcome()
     }
 
     async fn record(&self, _: &EffectCall, _: &SettledEffect, _: &mut T) -> Result<(), BoxError> {
@@ -469,7 +469,7 @@ impl<T: Send> EffectHandler<T> for Plain {
 async fn a_claim_whose_commit_comes_late_is_given_back_all_the_same() {
     let server = Postgres::shared();
     let node = Node::new(&server).await;
-    // Neither repeatable nor verified: a lapsed claim of it would be a person's.
+    // Neither repeatable nor verified: a lapsed claim of it would become a dead letter.
     node.pay("k", [NewEffect::new("charge", "charge", "")]).await;
     static LATE: Semaphore = Semaphore::const_new(0);
     let database = Lossy::new(node.database.clone(), &[Reply::Late(&LATE)]);

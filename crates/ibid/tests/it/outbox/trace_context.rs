@@ -1,5 +1,5 @@
-//! The trace of the request that enqueued an Effect, on both databases: its call is told, and the worker's span is part of
-//! it.
+//! The trace of the request that enqueued an effect, on both databases: the call gets it, and the worker's span is part
+//! of it.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,22 +9,20 @@ use ibid::transaction::Database;
 use ibid_core::response::Response;
 
 use super::both_databases::{Site, lost, on_both_databases, settled_at_once};
-use super::harness::{ask, made};
+use super::harness::{ask, made_outcome};
 
-on_both_databases!(a_call_is_told_the_trace_of_the_request_that_enqueued_it);
+on_both_databases!(a_call_gets_the_trace_of_the_enqueuing_request);
 
-async fn a_call_is_told_the_trace_of_the_request_that_enqueued_it<D: Database + Clone + 'static>(
-    site: Site<D>,
-) {
+async fn a_call_gets_the_trace_of_the_enqueuing_request<D: Database + Clone + 'static>(site: Site<D>) {
     let effect = settled_at_once().verified();
     let own = NewEffect { trace: Some(OTHER.to_owned()), ..effect.clone() };
     pay(&site, "traced", Some(TRACE), effect.clone()).await;
-    pay(&site, "of its own", Some(TRACE), own).await;
+    pay(&site, "own trace", Some(TRACE), own).await;
     pay(&site, "untraced", None, effect).await;
-    // By a process that knows only what is stored.
+    // By a process that knows only the stored effect.
     let other = site.another_process().await;
-    let told = Told::default();
-    let worker = Worker::builder(other.ibid, other.database).on("charge", told.clone()).build().unwrap();
+    let recorder = CallRecorder::default();
+    let worker = Worker::builder(other.ibid, other.database).on("charge", recorder.clone()).build().unwrap();
     let (again, done) = (
         WorkerRound { again: 3, ..WorkerRound::default() },
         WorkerRound { done: 3, ..WorkerRound::default() },
@@ -33,17 +31,17 @@ async fn a_call_is_told_the_trace_of_the_request_that_enqueued_it<D: Database + 
         assert_eq!(worker.run_once().await.unwrap(), round);
         site.lapse().await;
     }
-    for (key, trace) in [("traced", Some(TRACE)), ("of its own", Some(OTHER)), ("untraced", None)] {
+    for (key, trace) in [("traced", Some(TRACE)), ("own trace", Some(OTHER)), ("untraced", None)] {
         let effect = site.effect(key).await;
         assert_eq!(effect.trace.as_deref(), trace, "{key}");
-        let told: Vec<_> =
-            told.0.lock().unwrap().iter().filter(|call| call.record == effect.record).cloned().collect();
-        let told: Vec<_> = told.iter().map(|call| call.trace.as_deref()).collect();
-        assert_eq!(told, [trace; 3], "{key}: called, asked about, called again");
+        let calls: Vec<_> =
+            recorder.0.lock().unwrap().iter().filter(|call| call.record == effect.record).cloned().collect();
+        let traces: Vec<_> = calls.iter().map(|call| call.trace.as_deref()).collect();
+        assert_eq!(traces, [trace; 3], "{key}: called, asked about, called again");
     }
 }
 
-/// A payment whose client sent this trace.
+/// Makes a payment whose client sent this trace.
 async fn pay<D: Database + Clone + 'static>(
     site: &Site<D>,
     key: &str,
@@ -58,14 +56,14 @@ async fn pay<D: Database + Clone + 'static>(
     inside.finish(Response::plain(201, "text/plain", String::new())).await.unwrap();
 }
 
-/// Remembers what it was told. The first call of each is lost, and was not made.
+/// Records its calls. The first call of each effect is lost, and was not made.
 #[derive(Clone, Default)]
-struct Told(Arc<Mutex<Vec<EffectCall>>>);
+struct CallRecorder(Arc<Mutex<Vec<EffectCall>>>);
 
-impl<T: Send> EffectHandler<T> for Told {
+impl<T: Send> EffectHandler<T> for CallRecorder {
     async fn call(&self, call: &EffectCall) -> CallOutcome {
         self.0.lock().unwrap().push(call.clone());
-        if call.tries == 1 { lost() } else { made() }
+        if call.tries == 1 { lost() } else { made_outcome() }
     }
 
     async fn verify(&self, call: &EffectCall) -> VerifyOutcome {
@@ -77,9 +75,9 @@ impl<T: Send> EffectHandler<T> for Told {
 const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 const OTHER: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
-/// Where spans are collected.
+/// The spans of a worker, as a collector receives them.
 #[cfg(feature = "opentelemetry")]
-mod collected {
+mod exported_spans {
     use ibid::http::TraceContext;
     use opentelemetry::trace::TracerProvider as _;
     use opentelemetry_sdk::error::OTelSdkResult;
@@ -104,7 +102,7 @@ mod collected {
         let (spans, passed_on) = (Spans::default(), PassesOn::default());
         let collector = SdkTracerProvider::builder().with_simple_exporter(spans.clone()).build();
         let layer = tracing_opentelemetry::layer().with_tracer(collector.tracer("ibid"));
-        // Of this thread alone, on which all tasks of this test run.
+        // A subscriber for this thread only, on which all tasks of this test run.
         let collecting = tracing::subscriber::set_default(tracing_subscriber::registry().with(layer));
         let worker =
             Worker::builder(site.ibid.clone(), site.database.clone()).on("charge", passed_on.clone());
@@ -117,12 +115,12 @@ mod collected {
         };
         assert_eq!(span.span_context.trace_id().to_string(), TRACE[3..35]);
         assert_eq!(span.parent_span_id.to_string(), TRACE[36..52]);
-        // What the handler passes on is the worker's span.
+        // The handler passes on the worker's span.
         let here = format!("00-{}-{}-01", span.span_context.trace_id(), span.span_context.span_id());
         assert_eq!(*passed_on.0.lock().unwrap(), [here]);
     }
 
-    /// Passes the trace on, as to a provider.
+    /// A handler that passes the trace on, as to a provider.
     #[derive(Clone, Default)]
     struct PassesOn(Arc<Mutex<Vec<String>>>);
 
@@ -130,7 +128,7 @@ mod collected {
         async fn call(&self, call: &EffectCall) -> CallOutcome {
             let trace = call.trace.as_deref().and_then(TraceContext::parse).expect("a trace");
             self.0.lock().unwrap().push(trace.next().to_string());
-            made()
+            made_outcome()
         }
     }
 

@@ -1,4 +1,4 @@
-//! What a provider tells of a call, on both databases: it settles what is unknown, once, with all that follows from it.
+//! A provider's evidence about a call, on both databases: it settles an unknown effect once, with all that follows from it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,42 +17,40 @@ use ibid_core::machine::Observation;
 use ibid_core::record::State;
 
 use super::both_databases::{
-    Psp, Site, charge, executed, heard, lost, name, on_both_databases, settled_at_once,
+    Psp, Site, charge, evidence_report, executed_observation, lost, name, on_both_databases, settled_at_once,
 };
 use super::harness::{World, ask, because, begin};
 
 on_both_databases!(
-    an_unknown_effect_is_settled_under_the_key_that_it_was_called_with,
-    an_unknown_effect_is_settled_under_the_id_that_the_provider_gave_it,
+    an_unknown_effect_is_settled_by_its_downstream_key,
+    an_unknown_effect_is_settled_by_its_provider_id,
     the_record_that_waits_for_it_is_answered_by_the_same_commit,
-    what_is_told_during_the_call_is_kept_and_used_once_its_outcome_is_lost,
-    what_is_told_before_the_effect_is_there_is_kept_for_it,
-    not_executed_counts_only_after_the_call_and_what_may_still_come_of_it,
+    evidence_during_a_call_is_used_once_its_outcome_is_lost,
+    evidence_from_before_the_effect_is_kept_for_it,
+    not_executed_evidence_counts_only_after_the_call,
     of_a_webhook_and_a_worker_that_asks_one_settles_it,
     a_worker_that_has_the_answer_is_not_disturbed,
-    what_a_crash_left_unused_is_used_by_upkeep,
+    upkeep_applies_evidence_that_a_crash_left_unused,
     a_process_without_a_worker_keeps_it_for_one_that_has,
-    a_contradiction_changes_nothing_and_is_told,
+    contradicting_evidence_changes_nothing,
     an_id_that_two_effects_have_settles_neither,
-    others_of_its_aggregate_go_on_once_it_is_settled,
-    what_was_executed_is_not_called_again_by_a_try_that_waits,
+    others_of_its_aggregate_run_once_it_is_settled,
+    an_executed_effect_is_not_called_by_a_waiting_try,
     the_id_of_a_call_that_was_not_made_is_forgotten_with_it,
 );
 
-async fn an_unknown_effect_is_settled_under_the_key_that_it_was_called_with<D: Database + Clone + 'static>(
-    site: Site<D>,
-) {
+async fn an_unknown_effect_is_settled_by_its_downstream_key<D: Database + Clone + 'static>(site: Site<D>) {
     let psp = Psp::new([lost()]);
     site.pay("k", charge()).await;
     let worker = site.worker(&psp);
     assert_eq!(worker.run_once().await.unwrap(), WorkerRound { dead: 1, ..WorkerRound::default() });
-    let unknown = site.only().await;
+    let unknown = site.only_effect().await;
     assert_eq!(unknown.state, Unknown);
     assert!(unknown.ended_at.is_some_and(|at| Some(at) >= unknown.called_at), "{unknown:?}");
 
     let at = site.by_key().await;
-    assert_eq!(site.hear("evt_1", &at, executed(201, "ch_9")).await, EvidenceResult::Settled);
-    let done = site.only().await;
+    assert_eq!(site.hear("evt_1", &at, executed_observation(201, "ch_9")).await, EvidenceResult::Settled);
+    let done = site.only_effect().await;
     assert_eq!((done.state, done.ended_at, done.due_at), (Done, None, None));
     assert_eq!(done.result.as_deref(), Some(&br#"{"charge":"ch_9"}"#[..]));
     assert_eq!(done.provider_id.as_deref(), Some("ch_9"));
@@ -62,12 +60,12 @@ async fn an_unknown_effect_is_settled_under_the_key_that_it_was_called_with<D: D
 
     for event in ["evt_1", "evt_2"] {
         assert_eq!(
-            site.hear(event, &at, executed(201, "ch_9")).await,
+            site.hear(event, &at, executed_observation(201, "ch_9")).await,
             EvidenceResult::Known,
-            "{event} comes again"
+            "{event} adds nothing"
         );
     }
-    assert_eq!(site.only().await.version, done.version, "nothing changes any more");
+    assert_eq!(site.only_effect().await.version, done.version, "nothing changes any more");
     assert_eq!((site.lines().await.len(), site.history("k", HistoryKind::Settled).await.len()), (2, 1));
     assert!(worker.run_once().await.unwrap().is_idle());
     assert_eq!(psp.calls(), 1, "nothing was called again");
@@ -78,27 +76,26 @@ async fn an_unknown_effect_is_settled_under_the_key_that_it_was_called_with<D: D
     );
 }
 
-async fn an_unknown_effect_is_settled_under_the_id_that_the_provider_gave_it<
-    D: Database + Clone + 'static,
->(
-    site: Site<D>,
-) {
+async fn an_unknown_effect_is_settled_by_its_provider_id<D: Database + Clone + 'static>(site: Site<D>) {
     let psp = Psp::new([CallOutcome::Accepted { provider_id: "ch_7".into() }]);
     site.pay("k", charge()).await;
     let worker = site.worker(&psp);
     assert_eq!(worker.run_once().await.unwrap().dead, 1);
-    let accepted = site.only().await;
+    let accepted = site.only_effect().await;
     assert_eq!((accepted.state, accepted.provider_id.as_deref()), (Unknown, Some("ch_7")));
     let at = |kind: &str, id: &str| EffectRef::ProviderId { kind: kind.into(), id: id.into() };
     for elsewhere in [at("refund", "ch_7"), at("charge", "ch_8")] {
-        assert_eq!(site.hear("evt_0", &elsewhere, executed(201, "ch_7")).await, EvidenceResult::Early);
+        assert_eq!(
+            site.hear("evt_0", &elsewhere, executed_observation(201, "ch_7")).await,
+            EvidenceResult::Early
+        );
     }
-    assert_eq!(site.only().await.state, Unknown, "those are others");
+    assert_eq!(site.only_effect().await.state, Unknown, "those are others");
     assert_eq!(
-        site.hear("evt_1", &at("charge", "ch_7"), executed(201, "ch_7")).await,
+        site.hear("evt_1", &at("charge", "ch_7"), executed_observation(201, "ch_7")).await,
         EvidenceResult::Settled
     );
-    let done = site.only().await;
+    let done = site.only_effect().await;
     assert_eq!((done.state, done.provider_id.as_deref()), (Done, Some("ch_7")));
     assert_eq!(psp.calls(), 1);
 }
@@ -108,7 +105,7 @@ async fn the_record_that_waits_for_it_is_answered_by_the_same_commit<D: Database
 ) {
     let psp = Psp::new([lost(), lost()]);
     let worker = site.worker(&psp);
-    // One waits to be asked about, one is given up: of the first the record is pending, of the second unknown.
+    // One effect waits for its lookup, and its record is pending; the other is given up, and its record is unknown.
     for (key, effect, state) in [("a", charge().verified(), State::Pending), ("b", charge(), State::Unknown)]
     {
         site.owe(key, effect).await;
@@ -118,13 +115,15 @@ async fn the_record_that_waits_for_it_is_answered_by_the_same_commit<D: Database
         let effect = Operator::new(&site.ibid).effects(of).await.unwrap().0.remove(0);
         let at = EffectRef::DownstreamKey(effect.downstream_key);
 
-        // Its rows can't be written, so nothing of it is.
+        // Its rows can't be written, so nothing else of it is written either.
         psp.fails(u32::MAX);
         let before = site.lines().await;
         let event = format!("evt_{key}");
-        let refused =
-            site.ibid.report_evidence(heard(&event, &at, executed(402, "ch_9"), Duration::ZERO)).await;
-        assert!(refused.is_err_and(|error| error.is_transient()), "it must come again");
+        let refused = site
+            .ibid
+            .report_evidence(evidence_report(&event, &at, executed_observation(402, "ch_9"), Duration::ZERO))
+            .await;
+        assert!(refused.is_err_and(|error| error.is_transient()), "it must be delivered again");
         assert_eq!((site.record(key).await.state, site.lines().await), (state, before));
 
         psp.fails(0);
@@ -141,14 +140,12 @@ async fn the_record_that_waits_for_it_is_answered_by_the_same_commit<D: Database
             }
             other => panic!("no replay: {other:?}"),
         }
-        assert_eq!(site.hear(&event, &at, executed(402, "ch_9")).await, EvidenceResult::Known);
+        assert_eq!(site.hear(&event, &at, executed_observation(402, "ch_9")).await, EvidenceResult::Known);
     }
     assert_eq!(psp.calls(), 2);
 }
 
-async fn what_is_told_during_the_call_is_kept_and_used_once_its_outcome_is_lost<
-    D: Database + Clone + 'static,
->(
+async fn evidence_during_a_call_is_used_once_its_outcome_is_lost<D: Database + Clone + 'static>(
     site: Site<D>,
 ) {
     let psp = Psp::behind_a_gate([lost()]);
@@ -158,15 +155,15 @@ async fn what_is_told_during_the_call_is_kept_and_used_once_its_outcome_is_lost<
         let worker = worker.clone();
         async move { worker.run_once().await.unwrap() }
     });
-    psp.reached().await;
+    psp.until_reached().await;
     let at = site.by_key().await;
-    let claimed = site.only().await;
+    let claimed = site.only_effect().await;
     assert_eq!(claimed.state, Claimed);
     for _ in 0..2 {
-        assert_eq!(site.hear("evt_1", &at, executed(201, "ch_9")).await, EvidenceResult::Early);
+        assert_eq!(site.hear("evt_1", &at, executed_observation(201, "ch_9")).await, EvidenceResult::Early);
     }
     assert_eq!(apply_evidence_once(&site.ibid).await.unwrap(), 0);
-    assert_eq!(site.only().await.version, claimed.version, "its worker is alive and not disturbed");
+    assert_eq!(site.only_effect().await.version, claimed.version, "its worker is alive and not disturbed");
     psp.open();
     running.await.unwrap();
     site.until(Done).await;
@@ -174,30 +171,24 @@ async fn what_is_told_during_the_call_is_kept_and_used_once_its_outcome_is_lost<
     assert_eq!((psp.calls(), apply_evidence_once(&site.ibid).await.unwrap()), (1, 0));
 }
 
-async fn what_is_told_before_the_effect_is_there_is_kept_for_it<D: Database + Clone + 'static>(
-    site: Site<D>,
-) {
+async fn evidence_from_before_the_effect_is_kept_for_it<D: Database + Clone + 'static>(site: Site<D>) {
     let psp = Psp::new([lost()]);
     let mut attempt = begin(&site.ibid, "k").await;
     let record = site.record("k").await;
     let at = EffectRef::DownstreamKey(downstream_key(&record.id, record.birth, "charge"));
-    assert_eq!(site.hear("evt_1", &at, executed(201, "ch_9")).await, EvidenceResult::Early);
+    assert_eq!(site.hear("evt_1", &at, executed_observation(201, "ch_9")).await, EvidenceResult::Early);
     assert_eq!(site.hear("evt_2", &at, Observation::NotExecuted).await, EvidenceResult::Premature);
     let mut inside = attempt.inside(site.database.begin().await.unwrap()).await.unwrap();
     inside.enqueue(charge().owing()).await.unwrap();
     inside.owe().await.unwrap();
-    assert_eq!(site.only().await.downstream_key, downstream_key(&record.id, record.birth, "charge"));
+    assert_eq!(site.only_effect().await.downstream_key, downstream_key(&record.id, record.birth, "charge"));
     let worker = site.worker(&psp);
     worker.run_once().await.unwrap();
     site.until(Done).await;
     assert_eq!(psp.calls(), 1);
 }
 
-async fn not_executed_counts_only_after_the_call_and_what_may_still_come_of_it<
-    D: Database + Clone + 'static,
->(
-    site: Site<D>,
-) {
+async fn not_executed_evidence_counts_only_after_the_call<D: Database + Clone + 'static>(site: Site<D>) {
     let never = Observation::NotExecuted;
     let psp = Psp::behind_a_gate([lost(), lost(), lost()]);
     site.pay("k", settled_at_once()).await;
@@ -212,7 +203,7 @@ async fn not_executed_counts_only_after_the_call_and_what_may_still_come_of_it<
         tokio::spawn(async move { worker.run_once().await.unwrap() })
     };
     let running = call();
-    psp.reached().await;
+    psp.until_reached().await;
     let at = site.by_key().await;
     assert_eq!(site.hear("evt_1", &at, never.clone()).await, EvidenceResult::Premature, "it is being called");
     psp.open();
@@ -222,16 +213,19 @@ async fn not_executed_counts_only_after_the_call_and_what_may_still_come_of_it<
         EvidenceResult::Duplicate,
         "told again it is no younger"
     );
-    let old = heard("evt_2", &at, never.clone(), Duration::from_secs(3600));
+    let old = evidence_report("evt_2", &at, never.clone(), Duration::from_secs(3600));
     assert_eq!(
         site.ibid.report_evidence(old).await.unwrap(),
         EvidenceResult::Premature,
         "it speaks of an hour ago"
     );
-    assert_eq!((apply_evidence_once(&site.ibid).await.unwrap(), site.only().await.state), (0, Unknown));
+    assert_eq!(
+        (apply_evidence_once(&site.ibid).await.unwrap(), site.only_effect().await.state),
+        (0, Unknown)
+    );
 
     assert_eq!(site.hear("evt_3", &at, never.clone()).await, EvidenceResult::Settled);
-    let freed = site.only().await;
+    let freed = site.only_effect().await;
     assert_eq!((freed.state, freed.called_at, freed.ended_at), (Queued, None, None));
     assert_eq!(freed.last_error.as_deref(), Some("a webhook said: not made"));
     assert!(freed.due_at.is_some(), "it is called again, after a pause");
@@ -242,21 +236,19 @@ async fn not_executed_counts_only_after_the_call_and_what_may_still_come_of_it<
     );
 }
 
-async fn what_was_executed_is_not_called_again_by_a_try_that_waits<D: Database + Clone + 'static>(
-    site: Site<D>,
-) {
+async fn an_executed_effect_is_not_called_by_a_waiting_try<D: Database + Clone + 'static>(site: Site<D>) {
     let psp = Psp::new([lost()]);
     site.pay("k", settled_at_once()).await;
     let worker = site.worker(&psp);
     worker.run_once().await.unwrap();
     let at = site.by_key().await;
     assert_eq!(site.hear("evt_1", &at, Observation::NotExecuted).await, EvidenceResult::Settled);
-    assert_eq!(site.only().await.state, Queued);
-    // It was, after all.
-    assert_eq!(site.hear("evt_2", &at, executed(201, "ch_1")).await, EvidenceResult::Settled);
-    assert_eq!((site.only().await.state, psp.calls()), (Done, 1));
+    assert_eq!(site.only_effect().await.state, Queued);
+    // It was executed after all.
+    assert_eq!(site.hear("evt_2", &at, executed_observation(201, "ch_1")).await, EvidenceResult::Settled);
+    assert_eq!((site.only_effect().await.state, psp.calls()), (Done, 1));
 
-    // The same if it was heard while the call was under way, and the call may be repeated.
+    // The same if the evidence arrived while the call was in flight, and the call may be repeated.
     let psp = Psp::behind_a_gate([lost()]);
     site.pay("k2", charge().repeatable()).await;
     let worker = site.worker(&psp);
@@ -264,8 +256,8 @@ async fn what_was_executed_is_not_called_again_by_a_try_that_waits<D: Database +
     let effect = Operator::new(&site.ibid).effects(of.clone()).await.unwrap().0.remove(0);
     let at = EffectRef::DownstreamKey(effect.downstream_key);
     let hear = async {
-        psp.reached().await;
-        assert_eq!(site.hear("evt_3", &at, executed(201, "ch_2")).await, EvidenceResult::Early);
+        psp.until_reached().await;
+        assert_eq!(site.hear("evt_3", &at, executed_observation(201, "ch_2")).await, EvidenceResult::Early);
         psp.open();
     };
     let (round, ()) = tokio::join!(worker.run_once(), hear);
@@ -281,16 +273,16 @@ async fn the_id_of_a_call_that_was_not_made_is_forgotten_with_it<D: Database + C
     site.pay("k", settled_at_once()).await;
     let worker = site.worker(&psp);
     worker.run_once().await.unwrap();
-    let by_id = EffectRef::ProviderId { kind: site.only().await.kind, id: "pi_1".into() };
-    assert_eq!(site.only().await.provider_id.as_deref(), Some("pi_1"));
+    let by_id = EffectRef::ProviderId { kind: site.only_effect().await.kind, id: "pi_1".into() };
+    assert_eq!(site.only_effect().await.provider_id.as_deref(), Some("pi_1"));
     assert_eq!(site.hear("evt_1", &by_id, Observation::NotExecuted).await, EvidenceResult::Settled);
-    assert_eq!((site.only().await.state, site.only().await.provider_id), (Queued, None));
-    // What is said of that call from now on is about no call that may be under way.
+    assert_eq!((site.only_effect().await.state, site.only_effect().await.provider_id), (Queued, None));
+    // Later evidence about that call is about no call that may be in flight.
     assert_eq!(site.hear("evt_2", &by_id, Observation::NotExecuted).await, EvidenceResult::Premature);
-    assert_eq!(site.only().await.state, Queued);
+    assert_eq!(site.only_effect().await.state, Queued);
 }
 
-/// As one that may still be carried out for a minute after its call.
+/// The provider may still execute the call for a minute after it was sent.
 #[tokio::test]
 async fn not_executed_is_ignored_during_the_settle_pause() {
     let world = World::new().await;
@@ -299,11 +291,11 @@ async fn not_executed_is_ignored_during_the_settle_pause() {
     world.pay("k", [charge().rules(rules)]).await;
     let worker = world.worker(&provider);
     worker.run_once().await.unwrap();
-    let at = EffectRef::DownstreamKey(world.only().await.downstream_key);
+    let at = EffectRef::DownstreamKey(world.only_effect().await.downstream_key);
     let hear = async |event: &str, age| {
         world
             .ibid
-            .report_evidence(heard(event, &at, Observation::NotExecuted, Duration::from_secs(age)))
+            .report_evidence(evidence_report(event, &at, Observation::NotExecuted, Duration::from_secs(age)))
             .await
             .unwrap()
     };
@@ -314,12 +306,12 @@ async fn not_executed_is_ignored_during_the_settle_pause() {
     assert_eq!(hear("evt_3", 0).await, EvidenceResult::Settled);
     world.pass(60);
     worker.run_once().await.unwrap();
-    assert_eq!((world.only().await.state, provider.calls().len()), (Unknown, 2));
-    // From after the first try's end, and from before the second's.
+    assert_eq!((world.only_effect().await.state, provider.calls().len()), (Unknown, 2));
+    // The evidence is from after the first try's end, and from before the second's.
     assert_eq!(hear("evt_4", 10).await, EvidenceResult::Premature);
     world.pass(3600);
     assert_eq!(hear("evt_5", 3600).await, EvidenceResult::Premature);
-    assert_eq!(world.only().await.state, Unknown);
+    assert_eq!(world.only_effect().await.state, Unknown);
     assert_eq!(hear("evt_6", 3540).await, EvidenceResult::Settled);
     assert_eq!(provider.calls().len(), 2);
 }
@@ -340,16 +332,31 @@ async fn of_a_webhook_and_a_worker_that_asks_one_settles_it<D: Database + Clone 
         let (asked, asked_there, a, b, c) = tokio::join!(
             worker.run_once(),
             elsewhere.run_once(),
-            site.ibid.report_evidence(heard(&event(1), &at, executed(201, "ch_1"), Duration::ZERO)),
-            site.ibid.report_evidence(heard(&event(2), &at, executed(201, "ch_1"), Duration::ZERO)),
-            other.ibid.report_evidence(heard(&event(1), &at, executed(201, "ch_1"), Duration::ZERO)),
+            site.ibid.report_evidence(evidence_report(
+                &event(1),
+                &at,
+                executed_observation(201, "ch_1"),
+                Duration::ZERO
+            )),
+            site.ibid.report_evidence(evidence_report(
+                &event(2),
+                &at,
+                executed_observation(201, "ch_1"),
+                Duration::ZERO
+            )),
+            other.ibid.report_evidence(evidence_report(
+                &event(1),
+                &at,
+                executed_observation(201, "ch_1"),
+                Duration::ZERO
+            )),
         );
         let done = asked.unwrap().done + asked_there.unwrap().done;
         let heard = [a.unwrap(), b.unwrap(), c.unwrap()];
         let settled = heard.iter().filter(|hearing| **hearing == EvidenceResult::Settled).count();
         assert_eq!(done as usize + settled, 1, "one settles it: {done} and {heard:?}");
-        let told = [EvidenceResult::Settled, EvidenceResult::Known, EvidenceResult::Duplicate];
-        assert!(heard.iter().all(|hearing| told.contains(hearing)), "the others are told: {heard:?}");
+        let expected = [EvidenceResult::Settled, EvidenceResult::Known, EvidenceResult::Duplicate];
+        assert!(heard.iter().all(|hearing| expected.contains(hearing)), "the others learn it: {heard:?}");
         assert_eq!(site.lines().await.len(), before + 1, "its rows are written once");
         assert_eq!(Operator::new(&site.ibid).effects(of).await.unwrap().0[0].state, Done);
         assert_eq!((psp.calls(), apply_evidence_once(&site.ibid).await.unwrap()), (1, 0));
@@ -362,8 +369,8 @@ async fn a_worker_that_has_the_answer_is_not_disturbed<D: Database + Clone + 'st
     let worker = site.worker(&psp);
     let at = site.by_key().await;
     let hear = async {
-        psp.reached().await;
-        assert_eq!(site.hear("evt_1", &at, executed(201, "ch_1")).await, EvidenceResult::Early);
+        psp.until_reached().await;
+        assert_eq!(site.hear("evt_1", &at, executed_observation(201, "ch_1")).await, EvidenceResult::Early);
         psp.open();
     };
     let (round, ()) = tokio::join!(worker.run_once(), hear);
@@ -383,15 +390,15 @@ async fn a_worker_returning_after_a_webhook_commits_no_rows() {
     world.pay("k", [charge()]).await;
     let (gate, zombie) = world.silent_worker().await;
     world.pass(61);
-    let bob = world.worker(&super::harness::Provider::new("bob", |_| super::harness::made()));
+    let bob = world.worker(&super::harness::Provider::new("bob", |_| super::harness::made_outcome()));
     assert_eq!(bob.run_once().await.unwrap().dead, 1);
-    let at = EffectRef::DownstreamKey(world.only().await.downstream_key);
-    let said = heard("evt_1", &at, executed(201, "ch_1"), Duration::ZERO);
-    assert_eq!(world.ibid.report_evidence(said).await.unwrap(), EvidenceResult::Settled);
-    let settled = world.only().await;
+    let at = EffectRef::DownstreamKey(world.only_effect().await.downstream_key);
+    let report = evidence_report("evt_1", &at, executed_observation(201, "ch_1"), Duration::ZERO);
+    assert_eq!(world.ibid.report_evidence(report).await.unwrap(), EvidenceResult::Settled);
+    let settled = world.only_effect().await;
     gate.open();
     assert_eq!(zombie.await.unwrap(), WorkerRound { lost: 1, ..WorkerRound::default() });
-    assert_eq!(world.only().await.version, settled.version);
+    assert_eq!(world.only_effect().await.version, settled.version);
     assert_eq!(
         world.ledger(),
         ["bob charge unknown: the worker that held it went silent", "bob charge done"]
@@ -399,19 +406,19 @@ async fn a_worker_returning_after_a_webhook_commits_no_rows() {
     assert_eq!(gate.provider.calls().len(), 1);
 }
 
-async fn what_a_crash_left_unused_is_used_by_upkeep<D: Database + Clone + 'static>(site: Site<D>) {
+async fn upkeep_applies_evidence_that_a_crash_left_unused<D: Database + Clone + 'static>(site: Site<D>) {
     let psp = Psp::new([lost()]);
     site.owe("k", charge()).await;
     site.worker(&psp).run_once().await.unwrap();
-    // As if the process had died between keeping the evidence and weighing it.
+    // As if the process had died between storing the evidence and applying it.
     let about = EvidenceSubject::Effect(site.by_key().await);
-    let what = executed(201, "ch_9");
+    let what = executed_observation(201, "ch_9");
     let evidence = Evidence { name: name("evt_1"), about, owner: None, what, age: Duration::ZERO };
     site.ibid.store().insert_evidence(evidence, Duration::from_secs(3600)).await.unwrap();
     let after = site.another_process().await;
     let _worker = after.worker(&psp);
     assert_eq!(apply_evidence_once(&after.ibid).await.unwrap(), 1);
-    assert_eq!((site.only().await.state, site.record("k").await.state), (Done, State::Completed));
+    assert_eq!((site.only_effect().await.state, site.record("k").await.state), (Done, State::Completed));
     assert_eq!(apply_evidence_once(&after.ibid).await.unwrap(), 0);
     assert_eq!(psp.calls(), 1);
 }
@@ -422,31 +429,31 @@ async fn a_process_without_a_worker_keeps_it_for_one_that_has<D: Database + Clon
     let worker = site.worker(&psp);
     worker.run_once().await.unwrap();
     let at = site.by_key().await;
-    assert_eq!(front.hear("evt_1", &at, executed(201, "ch_9")).await, EvidenceResult::Early);
+    assert_eq!(front.hear("evt_1", &at, executed_observation(201, "ch_9")).await, EvidenceResult::Early);
     assert_eq!(apply_evidence_once(&front.ibid).await.unwrap(), 0);
-    assert_eq!(site.only().await.state, Unknown, "nobody there could write its rows");
-    assert_eq!(apply_evidence_once(&site.ibid).await.unwrap(), 1, "here somebody can");
-    assert_eq!(site.only().await.state, Done);
+    assert_eq!(site.only_effect().await.state, Unknown, "no worker there could write its rows");
+    assert_eq!(apply_evidence_once(&site.ibid).await.unwrap(), 1, "this process has a worker");
+    assert_eq!(site.only_effect().await.state, Done);
     drop(worker);
-    assert_eq!(front.hear("evt_2", &at, executed(201, "ch_9")).await, EvidenceResult::Known);
+    assert_eq!(front.hear("evt_2", &at, executed_observation(201, "ch_9")).await, EvidenceResult::Known);
 }
 
-async fn a_contradiction_changes_nothing_and_is_told<D: Database + Clone + 'static>(site: Site<D>) {
+async fn contradicting_evidence_changes_nothing<D: Database + Clone + 'static>(site: Site<D>) {
     let psp = Psp::new([]);
     site.pay("k", charge()).await;
     let worker = site.worker(&psp);
     worker.run_once().await.unwrap();
-    let (at, done) = (site.by_key().await, site.only().await);
-    assert_eq!(site.hear("evt_1", &at, executed(201, "ch_1")).await, EvidenceResult::Known);
-    assert_eq!(site.hear("evt_2", &at, executed(201, "ch_2")).await, EvidenceResult::Contradicts);
+    let (at, done) = (site.by_key().await, site.only_effect().await);
+    assert_eq!(site.hear("evt_1", &at, executed_observation(201, "ch_1")).await, EvidenceResult::Known);
+    assert_eq!(site.hear("evt_2", &at, executed_observation(201, "ch_2")).await, EvidenceResult::Contradicts);
     assert_eq!(site.hear("evt_3", &at, Observation::NotExecuted).await, EvidenceResult::Contradicts);
     assert_eq!(site.hear("evt_3", &at, Observation::NotExecuted).await, EvidenceResult::Duplicate);
-    assert_eq!(site.only().await.version, done.version);
-    let told = [
+    assert_eq!(site.only_effect().await.version, done.version);
+    let lines = [
         "webhook: effect `charge` executed as `ch_2`, although it is done (event `evt_2` of `psp`)",
         "webhook: effect `charge` not executed, although it is done (event `evt_3` of `psp`)",
     ];
-    assert_eq!(site.history("k", HistoryKind::LateAnswer).await, told);
+    assert_eq!(site.history("k", HistoryKind::LateAnswer).await, lines);
     assert_eq!(site.lines().await, ["done: answer"]);
 }
 
@@ -459,13 +466,13 @@ async fn an_id_that_two_effects_have_settles_neither<D: Database + Clone + 'stat
         worker.run_once().await.unwrap();
     }
     let at = EffectRef::ProviderId { kind: "charge".into(), id: "ch_7".into() };
-    assert_eq!(site.hear("evt_1", &at, executed(201, "ch_7")).await, EvidenceResult::Contradicts);
+    assert_eq!(site.hear("evt_1", &at, executed_observation(201, "ch_7")).await, EvidenceResult::Contradicts);
     assert_eq!(apply_evidence_once(&site.ibid).await.unwrap(), 0);
     let effects = Operator::new(&site.ibid).effects(EffectFilter::default()).await.unwrap().0;
     assert!(effects.iter().all(|effect| effect.state == Unknown), "{effects:?}");
 }
 
-async fn others_of_its_aggregate_go_on_once_it_is_settled<D: Database + Clone + 'static>(site: Site<D>) {
+async fn others_of_its_aggregate_run_once_it_is_settled<D: Database + Clone + 'static>(site: Site<D>) {
     let psp = Psp::new([lost()]);
     let worker = site.worker(&psp);
     for key in ["a", "b"] {
@@ -475,16 +482,16 @@ async fn others_of_its_aggregate_go_on_once_it_is_settled<D: Database + Clone + 
     assert!(worker.run_once().await.unwrap().is_idle(), "the second waits");
     let effects = Operator::new(&site.ibid).effects(EffectFilter::default()).await.unwrap().0;
     let at = EffectRef::DownstreamKey(effects[0].downstream_key.clone());
-    assert_eq!(site.hear("evt_1", &at, executed(201, "ch_9")).await, EvidenceResult::Settled);
+    assert_eq!(site.hear("evt_1", &at, executed_observation(201, "ch_9")).await, EvidenceResult::Settled);
     assert_eq!(worker.run_once().await.unwrap().done, 1);
-    // What a person let go stays so, whatever is told of it.
+    // An effect that an operator discarded stays so, whatever evidence arrives.
     site.pay("c", charge()).await;
     let psp = Psp::new([lost()]);
     site.worker(&psp).run_once().await.unwrap();
     let last = Operator::new(&site.ibid).effects(EffectFilter::default()).await.unwrap().0.remove(2);
     Operator::new(&site.ibid).discard(last.seq, &because("refunded by hand")).await.unwrap();
     let at = EffectRef::DownstreamKey(last.downstream_key);
-    assert_eq!(site.hear("evt_2", &at, executed(201, "ch_9")).await, EvidenceResult::Contradicts);
+    assert_eq!(site.hear("evt_2", &at, executed_observation(201, "ch_9")).await, EvidenceResult::Contradicts);
     assert_eq!(
         Operator::new(&site.ibid).effects(EffectFilter::default()).await.unwrap().0[2].state,
         Discarded

@@ -43,12 +43,12 @@ fn hook() -> Hook {
 }
 
 fn guard(world: &World) -> IdempotencyService<Router> {
-    // No route is guarded by a rule of its own: what a call is found by needs none.
+    // No route has a rule: an effect is found without one.
     let layer = IdempotencyLayer::new(world.ibid.clone(), TenantSource::only()).hooks(vec![hook()]).unwrap();
     layer.layer(Router::new())
 }
 
-/// Sends a webhook as the reference library signs it: status and result.
+/// Sends a webhook, signed by the reference library, and returns status and result.
 async fn send(app: &IdempotencyService<Router>, event: &str, kind: &str, data: Value) -> (u16, String) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as i64;
     let body = json!({ "type": kind, "at": now, "data": data }).to_string();
@@ -75,17 +75,17 @@ async fn a_payload_that_has_our_key_settles_the_call_made_under_it() {
     let provider = Provider::new("w", |_| CallOutcome::Uncertain { why: "reset".into() });
     world.pay("k", [NewEffect::new("charge", "charge", "42")]).await;
     let (worker, app) = (world.worker(&provider), guard(&world));
-    let key = world.only().await.downstream_key;
+    let key = world.only_effect().await.downstream_key;
     let paid = json!({ "key": key, "id": "ch_1", "amount": 42 });
     assert_eq!(send(&app, "evt_1", "paid", paid.clone()).await, word(202, "kept"), "it is not called yet");
     worker.run_once().await.unwrap();
     let settled = async {
-        while world.only().await.state != Done {
+        while world.only_effect().await.state != Done {
             tokio::task::yield_now().await;
         }
     };
     tokio::time::timeout(Duration::from_secs(30), settled).await.expect("it is used once the answer is lost");
-    let done = world.only().await;
+    let done = world.only_effect().await;
     assert_eq!(serde_json::from_slice::<Value>(&done.result.unwrap()).unwrap(), paid);
     assert_eq!(done.provider_id.as_deref(), Some("ch_1"));
     assert_eq!(send(&app, "evt_1", "paid", paid).await, word(200, "settled already"));
@@ -101,11 +101,11 @@ async fn a_webhook_by_provider_id_settles_its_call() {
     world.pay("k", [NewEffect::new("charge", "charge", "42")]).await;
     let (worker, app) = (world.worker(&provider), guard(&world));
     worker.run_once().await.unwrap();
-    let other = json!({ "key": "somebody else's", "id": "ch_2" });
+    let other = json!({ "key": "another", "id": "ch_2" });
     assert_eq!(send(&app, "evt_1", "paid", other).await, word(202, "kept"));
-    assert_eq!(world.only().await.state, Unknown);
+    assert_eq!(world.only_effect().await.state, Unknown);
     assert_eq!(send(&app, "evt_2", "declined", json!({ "id": "ch_1" })).await, word(200, "settled"));
-    assert_eq!(world.only().await.state, Done, "a decline is an answer");
+    assert_eq!(world.only_effect().await.state, Done, "a decline is an answer");
     let nameless = send(&app, "evt_3", "paid", json!({})).await;
     assert_eq!(nameless, word(422, "urn:ibid:problem:hook-unreadable"));
     assert_eq!(send(&app, "evt_4", "created", json!({})).await, word(200, "ignored"));
@@ -118,12 +118,12 @@ async fn a_call_reported_not_made_is_repeated_once_it_can_not_arrive() {
     world.pay("k", [NewEffect::new("charge", "charge", "42")]).await;
     let (worker, app) = (world.worker(&provider), guard(&world));
     worker.run_once().await.unwrap();
-    let void = json!({ "key": world.only().await.downstream_key });
+    let void = json!({ "key": world.only_effect().await.downstream_key });
     assert_eq!(send(&app, "evt_1", "void", void.clone()).await, word(200, "premature"));
     world.pass(120);
     assert_eq!(send(&app, "evt_1", "void", void.clone()).await, word(200, "duplicate"));
     assert_eq!(send(&app, "evt_2", "void", void.clone()).await, word(200, "settled"));
-    assert_eq!(world.only().await.state, Queued);
+    assert_eq!(world.only_effect().await.state, Queued);
     assert_eq!(send(&app, "evt_2", "void", void).await, word(200, "duplicate"));
     assert_eq!(provider.calls().len(), 1);
 }

@@ -1,4 +1,4 @@
-//! Phases that call the outside.
+//! Phases that make an external call.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -36,7 +36,7 @@ impl Provider {
         Ok(key)
     }
 
-    /// It is called and never answers.
+    /// Takes the call and never answers.
     pub(super) async fn hangs(&self, key: DownstreamKey) -> Result<String, OutsideCallError<&'static str>> {
         self.0.lock().unwrap().push(key.into_string());
         Err(OutsideCallError::Uncertain("time-out"))
@@ -47,7 +47,7 @@ impl Provider {
     }
 }
 
-/// Drops an Attempt; its record once that is written.
+/// Drops an attempt, and returns its record once the release is written.
 pub(super) async fn let_go<A: Adapter>(world: &World<A>, attempt: Attempt, key: &str) -> Arc<Record> {
     drop(attempt);
     until(async || world.record(key).await.unwrap().state != State::InProgress).await;
@@ -68,12 +68,12 @@ async fn a_repeatable_call_is_made_again_under_the_same_key<A: Adapter>(world: &
 
     let mut attempt = world.begin("repeatable").await;
     assert_eq!((attempt.number(), attempt.after()), (3, 1));
-    let kept: Charge = attempt.outside("charge", Care::Repeatable, |key| provider.charge(key)).await;
-    assert_eq!(kept.unwrap(), calls[0]);
+    let stored: Charge = attempt.outside("charge", Care::Repeatable, |key| provider.charge(key)).await;
+    assert_eq!(stored.unwrap(), calls[0]);
     assert_eq!(provider.calls().len(), 2, "what is recorded is not called again");
     assert!(is_stored(&attempt.finish(answer(201)).await, 201));
 
-    // Dropped, as a client that goes away would have it: the same, without waiting for the lapse.
+    // Dropped, as after a disconnected client: the same, without a wait for the lapse.
     let mut attempt = world.begin("let go").await;
     let _: Charge = attempt.outside("charge", Care::Repeatable, |key| provider.hangs(key)).await;
     let record = let_go(world, attempt, "let go").await;
@@ -81,7 +81,7 @@ async fn a_repeatable_call_is_made_again_under_the_same_key<A: Adapter>(world: &
 }
 
 async fn a_call_of_its_own_is_made_once_or_nobody_knows<A: Adapter>(world: &World<A>) {
-    // By the next request, and by the sweeper.
+    // Settled by the next request, and by the sweeper.
     for swept in [false, true] {
         let key = format!("once, swept: {swept}");
         let provider = Provider::default();
@@ -92,8 +92,8 @@ async fn a_call_of_its_own_is_made_once_or_nobody_knows<A: Adapter>(world: &Worl
         if swept {
             upkeep::sweep_once(&world.ibid).await.unwrap();
         }
-        let begun = world.ibid.begin(world.ask(&key)).await.unwrap();
-        assert!(matches!(begun, Begin::Skip(Outcome::Unknown { .. })), "{begun:?}");
+        let outcome = world.ibid.begin(world.ask(&key)).await.unwrap();
+        assert!(matches!(outcome, Begin::Skip(Outcome::Unknown { .. })), "{outcome:?}");
         assert_eq!(world.record(&key).await.unwrap().state, State::Unknown);
         assert_eq!(provider.calls().len(), 1);
     }
@@ -119,7 +119,7 @@ async fn a_call_that_was_not_made_is_made_by_the_next<A: Adapter>(world: &World<
             attempt.outside("charge", care, async |_| Err(OutsideCallError::NotMade("refused"))).await;
         assert!(matches!(refused, Err(PhaseError::NotMade("refused"))));
         assert_eq!(world.record(&key).await.unwrap().note.calling, None);
-        // In the same Attempt, and in the next.
+        // Called again by the same attempt, and by the next.
         if care == Care::Once {
             crash(world, attempt, &key).await;
             attempt = world.begin(&key).await;
@@ -139,7 +139,7 @@ async fn a_provider_is_asked_before_it_is_called_again<A: Adapter>(world: &World
             .outside_verified(
                 "charge",
                 Duration::ZERO,
-                async |_| unreachable!("nobody can have called before the first"),
+                async |_| unreachable!("no call was made before the first"),
                 |key| provider.hangs(key),
             )
             .await;
@@ -209,7 +209,7 @@ async fn keys_differ_between_phases_and_generations<A: Adapter>(world: &World<A>
         made.unwrap();
     }
     assert!(is_stored(&attempt.finish(answer(201)).await, 201));
-    // Its time is over, on a node that does not remember it.
+    // Its time is over, and a node without it in the cache begins a new generation.
     world.age("key = 'keys'").await;
     let mut attempt = world.begin_on(&world.other_node().await, "keys").await;
     assert_eq!((attempt.number(), attempt.after()), (1, 0));
@@ -221,7 +221,7 @@ async fn keys_differ_between_phases_and_generations<A: Adapter>(world: &World<A>
     assert_eq!(calls.len(), 3);
 }
 
-/// The handler's own word does not tell what became of its call.
+/// The handler's response does not prove the outcome of its call.
 async fn an_uncertain_call_is_not_freed_by_an_answer<A: Adapter>(world: &World<A>) {
     for status in [500, 503] {
         let (key, provider) = (format!("answered {status}"), Provider::default());

@@ -26,7 +26,7 @@ pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
     the_last_phase_may_be_the_completion(world).await;
 }
 
-/// As a handler would keep it.
+/// A result as a handler would store it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Ride {
     id: u64,
@@ -34,7 +34,7 @@ struct Ride {
     stops: Vec<Option<String>>,
 }
 
-/// One Phase that writes its name; how it went.
+/// Runs one phase that writes its name, and returns its result.
 async fn step<D: Database>(
     attempt: &mut Attempt,
     db: &D,
@@ -49,7 +49,7 @@ async fn step<D: Database>(
     phase.await
 }
 
-/// The process is gone: nothing is released, and the lease runs out.
+/// Simulates a crash: nothing is released, and the lease lapses.
 pub(super) async fn crash<A: Adapter>(world: &World<A>, attempt: Attempt, key: &str) {
     std::mem::forget(attempt);
     world.lapse(key).await;
@@ -74,15 +74,15 @@ async fn results_are_kept_and_come_back_as_they_were<A: Adapter>(world: &World<A
     let again: Result<Ride, PhaseError<TxError>> =
         attempt.phase("ride", &world.db, async |_| unreachable!("it is not run again")).await;
     assert_eq!(again.unwrap(), ride);
-    // Kept as something else than it is read as.
-    let mut attempt = resumed(world, attempt, "kept").await;
+    // Read as another type than it was stored as.
+    let mut attempt = crash_and_resume(world, attempt, "kept").await;
     let other: Result<u8, PhaseError<TxError>> =
         attempt.phase("ride", &world.db, async |_| unreachable!("it is not run again")).await;
     assert!(matches!(other, Err(PhaseError::Result(_))), "{other:?}");
     assert_eq!(world.payments("kept").await, 1);
 }
 
-async fn resumed<A: Adapter>(world: &World<A>, attempt: Attempt, key: &str) -> Attempt {
+async fn crash_and_resume<A: Adapter>(world: &World<A>, attempt: Attempt, key: &str) -> Attempt {
     crash(world, attempt, key).await;
     world.begin(key).await
 }
@@ -98,16 +98,16 @@ async fn a_crash_after_any_phase_goes_on_after_the_last_committed_one<A: Adapter
                 format!("{name} by attempt 1")
             );
         }
-        // Half-way into the next one.
+        // Half-way into the next phase.
         if let Some(name) = PHASES.get(crashes_after) {
             let mut inside = attempt.inside(world.tx().await).await.unwrap();
             pay(&mut *inside, &key, name).await.unwrap();
             drop(inside);
         }
-        let mut attempt = resumed(world, attempt, &key).await;
+        let mut attempt = crash_and_resume(world, attempt, &key).await;
         assert_eq!((attempt.number(), usize::from(attempt.after())), (2, crashes_after));
-        for (place, name) in PHASES.iter().enumerate() {
-            let by = if place < crashes_after { 1 } else { 2 };
+        for (index, name) in PHASES.iter().enumerate() {
+            let by = if index < crashes_after { 1 } else { 2 };
             assert_eq!(
                 step(&mut attempt, &world.db, &key, name).await.unwrap(),
                 format!("{name} by attempt {by}")
@@ -115,7 +115,7 @@ async fn a_crash_after_any_phase_goes_on_after_the_last_committed_one<A: Adapter
         }
         assert!(is_stored(&attempt.finish(answer(201)).await, 201));
         assert_eq!((world.payments(&key).await, world.effects(&key).await.len()), (3, 3));
-        assert_eq!(world.replayed(&key).await, answer(201));
+        assert_eq!(world.replay(&key).await, answer(201));
     }
 }
 
@@ -142,7 +142,7 @@ async fn another_order_is_refused_before_anything_runs<A: Adapter>(world: &World
         for name in ["ride", "charge"] {
             step(&mut attempt, &world.db, key, name).await.unwrap();
         }
-        let mut attempt = resumed(world, attempt, key).await;
+        let mut attempt = crash_and_resume(world, attempt, key).await;
         let mut refused = None;
         for name in now {
             match step(&mut attempt, &world.db, key, name).await {
@@ -165,7 +165,7 @@ async fn another_order_is_refused_before_anything_runs<A: Adapter>(world: &World
 async fn later_phases_may_be_added<A: Adapter>(world: &World<A>) {
     let mut attempt = world.begin("added").await;
     step(&mut attempt, &world.db, "added", "ride").await.unwrap();
-    let mut attempt = resumed(world, attempt, "added").await;
+    let mut attempt = crash_and_resume(world, attempt, "added").await;
     for (name, by) in [("ride", 1), ("tip", 2), ("charge", 2)] {
         assert_eq!(
             step(&mut attempt, &world.db, "added", name).await.unwrap(),
@@ -175,7 +175,7 @@ async fn later_phases_may_be_added<A: Adapter>(world: &World<A>) {
     assert!(is_stored(&attempt.finish(answer(201)).await, 201));
 }
 
-/// A sweeper without a handler sets it free after its last recovery point.
+/// A sweeper without a handler releases the record after its last recovery point.
 async fn what_nobody_can_resume_waits_for_its_client<A: Adapter>(world: &World<A>) {
     let mut attempt = world.begin("waits").await;
     step(&mut attempt, &world.db, "waits", "ride").await.unwrap();
@@ -192,7 +192,7 @@ async fn what_nobody_can_resume_waits_for_its_client<A: Adapter>(world: &World<A
 async fn a_lost_reply_of_a_phase_is_settled_by_the_record<A: Adapter>(world: &World<A>) {
     for reply in [Reply::Lost, Reply::NeverSent] {
         let key = format!("{reply:?}");
-        let lossy = Lossy::new(A::open(&world.place, 2, PATIENT).await, &[Reply::Comes, reply]);
+        let lossy = Lossy::new(A::open(&world.test_db, 2, PATIENT).await, &[Reply::Comes, reply]);
         let mut attempt = world.begin(&key).await;
         for name in ["ride", "charge", "receipt"] {
             assert_eq!(step(&mut attempt, &lossy, &key, name).await.unwrap(), format!("{name} by attempt 1"));

@@ -1,4 +1,4 @@
-//! Calls that may be repeated, and a provider that may have forgotten their key.
+//! Repeatable calls, and a provider that may have forgotten their key.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
     nothing_that_comes_next_hides_a_call_in_doubt(world).await;
 }
 
-/// How old the key is in hours, and what was said of the provider's memory.
+/// Age of the key in hours, and the declared memory of the provider.
 const REMEMBERED: [(i64, Care); 2] = [(23, Care::Repeatable), (1, Care::RepeatableFor(hours(2)))];
 const FORGOTTEN: [(i64, Care); 3] =
     [(25, Care::Repeatable), (2, Care::RepeatableFor(hours(1))), (25, Care::RepeatableFor(hours(1000)))];
@@ -34,8 +34,8 @@ const fn hours(hours: u64) -> Duration {
     Duration::from_secs(hours * 3600)
 }
 
-/// A first Attempt calls and dies with its call; so long ago.
-async fn called<A: Adapter>(world: &World<A>, key: &str, provider: &Provider, age: i64) {
+/// A first attempt calls and crashes during its call, `age` hours ago.
+async fn crash_during_call<A: Adapter>(world: &World<A>, key: &str, provider: &Provider, age: i64) {
     let mut attempt = world.begin(key).await;
     let first: Charge = attempt.outside("charge", Care::Repeatable, |key| provider.hangs(key)).await;
     assert!(matches!(first, Err(PhaseError::Uncertain(_))), "{first:?}");
@@ -46,7 +46,7 @@ async fn called<A: Adapter>(world: &World<A>, key: &str, provider: &Provider, ag
 async fn a_call_is_made_again_as_long_as_its_key_is_remembered<A: Adapter>(world: &World<A>) {
     for (age, care) in REMEMBERED {
         let (key, provider) = (format!("remembered {age}"), Provider::default());
-        called(world, &key, &provider, age).await;
+        crash_during_call(world, &key, &provider, age).await;
         let mut attempt = world.begin(&key).await;
         let second: Charge = attempt.outside("charge", care, |key| provider.charge(key)).await;
         let calls = provider.calls();
@@ -59,12 +59,12 @@ async fn a_call_whose_key_may_be_forgotten_is_left_to_a_person<A: Adapter>(world
     for (age, care) in FORGOTTEN {
         for dropped in [false, true] {
             let (key, provider) = (format!("forgotten {age} {care:?} {dropped}"), Provider::default());
-            called(world, &key, &provider, age).await;
+            crash_during_call(world, &key, &provider, age).await;
             let mut attempt = world.begin(&key).await;
             let second: Charge = attempt.outside("charge", care, |key| provider.charge(key)).await;
             assert!(matches!(second, Err(PhaseError::Unsure)), "{second:?}");
             assert_eq!(provider.calls().len(), 1, "it may be a second charge");
-            // Whatever the handler makes of it.
+            // Whatever the handler does with the error.
             if dropped {
                 let_go(world, attempt, &key).await;
             } else {
@@ -72,9 +72,9 @@ async fn a_call_whose_key_may_be_forgotten_is_left_to_a_person<A: Adapter>(world
                 assert!(matches!(finished, Outcome::Unknown { .. }), "{finished:?}");
             }
             assert_eq!(world.record(&key).await.unwrap().state, State::Unknown);
-            let begun = world.ibid.begin(world.ask(&key)).await.unwrap();
-            assert!(matches!(begun, Begin::Skip(Outcome::Unknown { .. })), "{begun:?}");
-            // Who has found that nothing came of it makes the key as good as new.
+            let outcome = world.ibid.begin(world.ask(&key)).await.unwrap();
+            assert!(matches!(outcome, Begin::Skip(Outcome::Unknown { .. })), "{outcome:?}");
+            // An operator who found that nothing was executed makes the key as good as new.
             let id = world.record(&key).await.unwrap().id;
             let act = OperatorAction::new("ann", "asked the provider").unwrap();
             Operator::new(&world.ibid).resolve(id, None, &Observation::NotExecuted, &act).await.unwrap();
@@ -111,7 +111,7 @@ async fn a_doubt_that_the_provider_ends_does_not_come_back<A: Adapter>(world: &W
 
 async fn a_provider_that_can_be_asked_need_not_remember_the_key<A: Adapter>(world: &World<A>) {
     let (key, provider) = ("asked after 25 h", Provider::default());
-    called(world, key, &provider, 25).await;
+    crash_during_call(world, key, &provider, 25).await;
     let mut attempt = world.begin(key).await;
     let verify = async |_| CallVerification::NotMade;
     let second: Charge =
@@ -120,7 +120,7 @@ async fn a_provider_that_can_be_asked_need_not_remember_the_key<A: Adapter>(worl
     assert!(is_stored(&attempt.finish(answer(201)).await, 201));
 }
 
-/// An Attempt that calls, does not learn what comes of it, and frees its key; or is dropped.
+/// An attempt calls, does not learn the outcome, and releases its key with the status `end`; or it is dropped.
 async fn freed_in_doubt<A: Adapter>(world: &World<A>, key: &str, provider: &Provider, end: Option<u16>) {
     let mut attempt = world.begin(key).await;
     let first: Charge = attempt.outside("charge", Care::Repeatable, |key| provider.hangs(key)).await;
@@ -142,14 +142,14 @@ async fn is_in_doubt<A: Adapter>(world: &World<A>, key: &str) {
     assert!(record.fingerprint.is_some(), "it is this request's");
 }
 
-/// How an Attempt ends that frees its key; none: it is dropped.
+/// Statuses with which an attempt releases its key; `None` if it is dropped.
 const ENDS: [Option<u16>; 4] = [Some(503), Some(500), Some(401), None];
 
 async fn a_call_in_doubt_is_made_again_by_whoever_comes_to_it<A: Adapter>(world: &World<A>) {
     for end in ENDS {
         let (key, provider) = (format!("in doubt, {end:?}"), Provider::default());
         freed_in_doubt(world, &key, &provider, end).await;
-        // Who does not come to the call, or certainly does not make it, knows nothing of the first.
+        // An attempt that does not reach the call, or certainly does not make it, does not end the doubt about the first.
         let_go(world, world.begin(&key).await, &key).await;
         is_in_doubt(world, &key).await;
         let mut attempt = world.begin(&key).await;
@@ -177,15 +177,15 @@ async fn a_call_in_doubt_is_unknown_and_not_begun_anew<A: Adapter>(world: &World
         freed_in_doubt(world, &key, &provider, end).await;
         world.grow_older(&key, 25).await;
         upkeep::reap_once(&world.ibid, upkeep::Retention::default()).await.unwrap();
-        let begun = world.ibid.begin(world.ask(&key)).await.unwrap();
-        assert!(matches!(begun, Begin::Skip(Outcome::Unknown { .. })), "{begun:?}");
+        let outcome = world.ibid.begin(world.ask(&key)).await.unwrap();
+        assert!(matches!(outcome, Begin::Skip(Outcome::Unknown { .. })), "{outcome:?}");
         let record = world.record(&key).await.unwrap();
         assert_eq!((record.state, record.attempt), (State::Unknown, 1));
         assert!(record.flags.dead_letter);
     }
 }
 
-/// A Phase of another name in the call's place would be taken for it.
+/// A phase of another name at the same position would be taken for the call.
 async fn nothing_that_comes_next_hides_a_call_in_doubt<A: Adapter>(world: &World<A>) {
     let (key, provider) = ("hidden", Provider::default());
     for run in 1..=2 {

@@ -1,5 +1,5 @@
-//! A request that lapsed or left a call in doubt goes on behind the guard of a real router: by the sweeper, with nobody
-//! listening, and by the client's next request.
+//! A request that lapsed or left an in-doubt call resumes behind the guard of a real router: by the sweeper, without a
+//! client, and by the client's next request.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -24,21 +24,21 @@ use tower::{Layer, ServiceExt};
 use crate::adapters::{Adapter, PATIENT};
 use crate::transaction::harness::{World, pay, until};
 
-/// An API whose handler works in three Phases.
+/// An API whose handler works in three phases.
 struct Api<A: Adapter> {
     world: World<A>,
-    /// Runs that have come to the charge, and what they saw of their request.
+    /// Runs that reached the charge, and what they saw of their request.
     came: Mutex<Vec<String>>,
     at_charge: Notify,
-    /// A charge needs a permit.
+    /// A charge waits here for a permit.
     gate: Semaphore,
     charges: AtomicU32,
-    /// The next charges whose answers are lost.
+    /// Number of further charges whose responses are lost.
     lost: AtomicU32,
 }
 
 impl<A: Adapter> Api<A> {
-    /// By the run that went on, which is no longer at it.
+    /// Checks that the resumed run, which has passed the charge, charged once.
     async fn charged_once(&self) {
         self.at_charge.notified().await;
         assert_eq!(self.charges.swap(0, Ordering::SeqCst), 1);
@@ -58,7 +58,7 @@ pub(super) async fn every_rule<A: Adapter>(world: World<A>) {
     the_next_request_goes_on(&api).await;
     a_nested_router_is_resumed_where_it_is(&api).await;
     the_sweeper_goes_on_after_a_call_in_doubt(&api).await;
-    the_sweeper_gives_up_a_call_in_doubt_when_its_key_may_be_forgotten(&api).await;
+    the_sweeper_gives_up_a_call_whose_key_may_be_forgotten(&api).await;
 }
 
 async fn ride<A: Adapter>(
@@ -68,7 +68,7 @@ async fn ride<A: Adapter>(
     uri: Uri,
     headers: HeaderMap,
     body: Bytes,
-) -> Result<Response, Failed> {
+) -> Result<Response, HandlerError> {
     let key = guarded.key.as_str();
     let id: String = held
         .phase("ride", &api.world.db, async |mut inside| {
@@ -76,7 +76,7 @@ async fn ride<A: Adapter>(
             Ok::<_, TxError>(format!("ride {}", inside.number()))
         })
         .await
-        .map_err(|error| Failed(format!("{error:?}")))?;
+        .map_err(|error| HandlerError(format!("{error:?}")))?;
     api.came.lock().unwrap().push(format!(
         "{} {} {} {} auth: {} tenant: {}",
         guarded.attempt,
@@ -99,24 +99,24 @@ async fn ride<A: Adapter>(
             Ok(key.into_string())
         })
         .await;
-    charge.map_err(|error| Failed(format!("{error:?}")))?;
+    charge.map_err(|error| HandlerError(format!("{error:?}")))?;
     let receipt = held.phase("receipt", &api.world.db, async |mut inside| {
         pay(&mut *inside, key, "receipt").await?;
         Ok::<_, TxError>(format!("receipt {}", inside.number()))
     });
-    let receipt = receipt.await.map_err(|error| Failed(format!("{error:?}")))?;
+    let receipt = receipt.await.map_err(|error| HandlerError(format!("{error:?}")))?;
     Ok((StatusCode::CREATED, format!("{id}, {receipt}")).into_response())
 }
 
-struct Failed(String);
+struct HandlerError(String);
 
-impl IntoResponse for Failed {
+impl IntoResponse for HandlerError {
     fn into_response(self) -> Response {
         (StatusCode::INTERNAL_SERVER_ERROR, self.0).into_response()
     }
 }
 
-/// A process: an engine of its own and a guard before the API. The tenant is who the credential says.
+/// Starts a process: a separate engine and a guard in front of the API. The credential names the tenant.
 async fn process<A: Adapter>(api: &Arc<Api<A>>) -> (ibid::Ibid, IdempotencyService<Router>) {
     let ibid = api.world.other_node().await;
     let router = Router::new().route("/rides", post(ride::<A>)).with_state(api.clone());
@@ -136,14 +136,14 @@ fn request(path: &str, key: &str) -> Request<Body> {
     request.header("x-trace", "t1").body(Body::from("{\"to\":\"x\"}")).unwrap()
 }
 
-/// Sends a request whose process dies at the charge: the ride is committed, and the lease runs out.
+/// Sends a request whose process dies at the charge: the ride is committed, and the lease lapses.
 async fn dies_at_the_charge<A: Adapter, S>(api: &Arc<Api<A>>, service: S, path: &str, key: &str)
 where
     S: tower::Service<Request<Body>, Error = std::convert::Infallible> + Send + 'static,
     S::Future: Send,
     S::Response: Send,
 {
-    // A runtime of its own stands for the process: with it goes every task, and nothing is released.
+    // A separate runtime represents the process: every task ends with it, and nothing is released.
     let request = request(path, key);
     let (done, api_) = (Arc::new(Notify::new()), api.clone());
     let ended = done.clone();
@@ -199,7 +199,7 @@ async fn the_next_request_goes_on<A: Adapter>(api: &Arc<Api<A>>) {
     api.charged_once().await;
 }
 
-/// The guard stands inside of a nested router, whose services see only the rest of the path.
+/// The guard is inside a nested router, whose services see only the rest of the path.
 async fn a_nested_router_is_resumed_where_it_is<A: Adapter>(api: &Arc<Api<A>>) {
     let nested = async || {
         let ibid = api.world.other_node().await;
@@ -220,7 +220,7 @@ async fn a_nested_router_is_resumed_where_it_is<A: Adapter>(api: &Arc<Api<A>>) {
     assert_eq!(api.world.payments("nested").await, 2);
 }
 
-/// How many records under this key are in this state, and whether a person must look.
+/// Counts the records under this key that are in this state, dead letters or not.
 async fn standing<A: Adapter>(api: &Arc<Api<A>>, key: &str, state: RecordState, dead_letter: bool) -> i64 {
     let (state, flags) = (state.code(), u8::from(dead_letter));
     let sql = format!(
@@ -229,7 +229,7 @@ async fn standing<A: Adapter>(api: &Arc<Api<A>>, key: &str, state: RecordState, 
     api.world.number(&sql).await
 }
 
-/// The client got an error and does not come back. Neither does the first two runs' answer.
+/// The client got an error and does not retry. The responses to the first two charges are lost.
 async fn the_sweeper_goes_on_after_a_call_in_doubt<A: Adapter>(api: &Arc<Api<A>>) {
     let (bob, guard) = process(api).await;
     api.lost.store(2, Ordering::SeqCst);
@@ -237,7 +237,7 @@ async fn the_sweeper_goes_on_after_a_call_in_doubt<A: Adapter>(api: &Arc<Api<A>>
     assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
     for run in 2..=3 {
         until(async || standing(api, "in-doubt", RecordState::Retryable, false).await == 1).await;
-        // Not before it is due.
+        // The sweeper does nothing before the record is due.
         assert_eq!(upkeep::sweep_once(&bob).await.unwrap(), 0);
         api.world.lapse("in-doubt").await;
         api.gate.add_permits(usize::from(run == 3));
@@ -251,7 +251,7 @@ async fn the_sweeper_goes_on_after_a_call_in_doubt<A: Adapter>(api: &Arc<Api<A>>
     assert_eq!(api.world.payments("in-doubt").await, 2);
 }
 
-async fn the_sweeper_gives_up_a_call_in_doubt_when_its_key_may_be_forgotten<A: Adapter>(api: &Arc<Api<A>>) {
+async fn the_sweeper_gives_up_a_call_whose_key_may_be_forgotten<A: Adapter>(api: &Arc<Api<A>>) {
     let (bob, guard) = process(api).await;
     api.lost.store(1, Ordering::SeqCst);
     let answer = guard.oneshot(request("/rides", "forgotten")).await.unwrap();
@@ -261,8 +261,8 @@ async fn the_sweeper_gives_up_a_call_in_doubt_when_its_key_may_be_forgotten<A: A
     api.world.lapse("forgotten").await;
     assert_eq!(upkeep::sweep_once(&bob).await.unwrap(), 1);
     bob.settled().await;
-    assert_eq!(standing(api, "forgotten", RecordState::Unknown, true).await, 1, "it is a person's");
-    assert_eq!(api.charges.load(Ordering::SeqCst), 0, "nobody has called again");
+    assert_eq!(standing(api, "forgotten", RecordState::Unknown, true).await, 1, "it is a dead letter");
+    assert_eq!(api.charges.load(Ordering::SeqCst), 0, "no second call was made");
 }
 
 async fn text<B>(answer: axum::http::Response<B>) -> String

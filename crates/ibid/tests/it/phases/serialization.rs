@@ -1,4 +1,4 @@
-//! Others in a Phase's way, on PostgreSQL.
+//! Serialization conflicts in a phase, on PostgreSQL.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -7,17 +7,17 @@ use ibid::transaction::{Database, Isolated, Isolation, OwnedTx, TxError};
 use tokio::sync::Mutex;
 
 use super::policy;
-use crate::adapters::databases::{Place, TokioPostgresPools};
+use crate::adapters::databases::{TestDatabase, TokioPostgresPools};
 use crate::adapters::{Adapter, PATIENT, number};
 use crate::transaction::harness::{World, pay};
 
-/// In each run a rival reads what the Phase writes, writes what it reads, and commits first.
+/// In each run a rival reads what the phase writes, writes what it reads, and commits first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_phase_is_retried_after_a_serialization_failure() {
-    let world = World::<TokioPostgresPools>::under(policy(), Place::postgres()).await;
-    let pool = TokioPostgresPools::open(&world.place, 4, PATIENT).await;
+    let world = World::<TokioPostgresPools>::under(policy(), TestDatabase::postgres()).await;
+    let pool = TokioPostgresPools::open(&world.test_db, 4, PATIENT).await;
     let isolated = Isolated::new(pool, Isolation::Serializable);
-    // So often a rival comes; and how often the work is run then.
+    // Number of rivals, and how often the work runs then.
     for (rivals, runs) in [(2, Some(3)), (1000, None)] {
         let key = format!("{rivals} rivals");
         let (ran, left) = (AtomicU32::new(0), Mutex::new(rivals));

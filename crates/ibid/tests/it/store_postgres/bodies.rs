@@ -1,4 +1,4 @@
-//! What is kept beside a record, which has no id of its own: it goes with its generation, and with no other.
+//! Bodies of a record, which have no id: each is removed with its generation, and with no other.
 
 use ibid_core::change::InstantChange;
 use ibid_core::policy::Policy;
@@ -9,12 +9,12 @@ use ibid_testkit::contract::{SHORT, answering, fresh_under, put, reap_all};
 
 use super::*;
 
-fn kept(server: &Postgres, database: &str) -> String {
+fn count_bodies(server: &Postgres, database: &str) -> String {
     server.sql(database, "select count(*) from ibid_body")
 }
 
 /// The begin of another generation of `record`.
-fn again(record: &Record, clears_bodies: bool) -> Change {
+fn next_generation(record: &Record, clears_bodies: bool) -> Change {
     let mut begin =
         replace(record, Draft { due_in: Some(LONG), ..draft(&name_of(record), State::InProgress) });
     begin.clears_bodies = clears_bodies;
@@ -29,45 +29,45 @@ async fn another_generation_leaves_nothing_of_the_one_before_it() {
     let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    // All begun at one instant.
+    // All of them begin at the same instant.
     let begins: Vec<Change> = (0..20).map(|_| begin()).collect();
     commit_all(&*store, begins.clone()).await;
     let records = async || {
         let ids = begins.iter().map(|begin| begin.id).collect();
-        let found = store.load(ids).await.expect("a load succeeds");
-        found.into_iter().map(|stored| stored.expect("it stands")).collect::<Vec<_>>()
+        let loaded = store.load(ids).await.expect("a load succeeds");
+        loaded.into_iter().map(|stored| stored.expect("it exists")).collect::<Vec<_>>()
     };
     let finishes = records().await.iter().map(|stored| finish(&stored.record)).collect();
     commit_all(&*store, finishes).await;
-    assert_eq!(kept(&server, &database), "20");
-    // Whether or not it says so, in one batch with those that stay.
-    let begun = records().await;
-    let news = begun[..10].iter().zip([true, false].into_iter().cycle());
-    commit_all(&*store, news.map(|(stored, clears)| again(&stored.record, clears)).collect()).await;
-    assert_eq!(kept(&server, &database), "10");
+    assert_eq!(count_bodies(&server, &database), "20");
+    // New generations with and without `clears_bodies`, in one batch.
+    let finished = records().await;
+    let news = finished[..10].iter().zip([true, false].into_iter().cycle());
+    commit_all(&*store, news.map(|(stored, clears)| next_generation(&stored.record, clears)).collect()).await;
+    assert_eq!(count_bodies(&server, &database), "10");
     for (place, stored) in records().await.into_iter().enumerate() {
         assert_eq!(stored.answer.is_some(), place >= 10, "only of those");
     }
     let finishes = records().await[..10].iter().map(|stored| finish(&stored.record)).collect();
     commit_all(&*store, finishes).await;
-    assert_eq!(kept(&server, &database), "20");
+    assert_eq!(count_bodies(&server, &database), "20");
 }
 
-/// One that keeps its generation and replaces what is beside it.
+/// The change keeps its generation and replaces the body.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_written_anew_while_the_rest_goes_is_there_once() {
+async fn a_replaced_body_is_stored_once() {
     let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let begun = put(&*store, &begin()).await.record;
-    let done = put(&*store, &finish(&begun)).await.record;
+    let running = put(&*store, &begin()).await.record;
+    let done = put(&*store, &finish(&running)).await.record;
     let mut other = answering(replace(&done, draft(&name_of(&done), State::Completed)), b"another");
     other.clears_bodies = true;
     assert_eq!(put(&*store, &other).await.answer.as_deref(), Some(&b"another"[..]));
-    assert_eq!(kept(&server, &database), "1");
+    assert_eq!(count_bodies(&server, &database), "1");
 }
 
-/// A body of the very same instant belongs to whoever has its birth.
+/// A body with the same instant belongs to the record that has its birth.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_reaper_removes_only_the_bodies_of_reaped_records() {
     let server = Postgres::shared();
@@ -87,31 +87,31 @@ async fn the_reaper_removes_only_the_bodies_of_reaped_records() {
     commit_all(&*store, records.iter().map(|record| finish(record)).collect()).await;
     pass(&server, &database, SECOND);
     assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 10);
-    assert_eq!(kept(&server, &database), "10");
+    assert_eq!(count_bodies(&server, &database), "10");
     for record in records.iter().skip(1).step_by(2) {
         assert!(load(&*store, record.id).await.expect("it stays").answer.is_some());
     }
     assert_eq!(store.bodies(records[1].id, Nonce(!records[1].birth.0)).await.expect("an answer"), []);
 }
 
-/// Between the reaper's look at a row and its hold on it, the row is finished and forgotten: what came beside it meanwhile is
-/// unseen by the reaper's statement, so the row has to wait for the next.
+/// Between the reaper's read of a row and its lock on it, the row is finished and becomes removable. The reaper's
+/// statement does not see the body that was added meanwhile, so the row has to wait for the next step.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_record_that_changes_under_the_reaper_is_left_alone() {
-    for anew in [false, true] {
+    for restarted in [false, true] {
         let server = Postgres::shared();
         let database = server.create_database();
         let store = open(&server, &database).await;
         let (first, change) = super::upkeep::going();
         put(&*store, &change).await;
         let mut second = put(&*store, &begin()).await.record;
-        if anew {
+        if restarted {
             second = put(&*store, &finish(&second)).await.record;
         }
         let at =
             |id: RecordId, at: i64| format!("update ibid_record set reap_at = {at} where id = '\\x{id}'");
-        // The reaper comes to the first, which still has a call to make; asked for it, the server waits for us. It knows
-        // the second by then only as it was.
+        // The reaper reaches the first row, which still has an open effect, and the server waits for our lock when it reads
+        // that. By then the reaper knows only the old version of the second row.
         let hold = format!(
             "{}; {};
              insert into ibid_effect (birth, nonce, lease_us, created_at, count, tries, state, open, owes, record,
@@ -137,20 +137,20 @@ async fn a_record_that_changes_under_the_reaper_is_left_alone() {
         while server.sql(&database, waits) == "0" {
             tokio::task::yield_now().await;
         }
-        if anew {
-            second = put(&*store, &again(&second, true)).await.record;
+        if restarted {
+            second = put(&*store, &next_generation(&second, true)).await.record;
         }
         let done = put(&*store, &finish(&second)).await.record;
         let gone = Draft { purge_in: Some(Duration::ZERO), ..draft(&name_of(&done), State::Completed) };
         put(&*store, &replace(&done, gone)).await;
-        // As if the clock had been set back meanwhile: what was just forgotten is old enough.
+        // As if the clock had been set back meanwhile: the record is removable at once.
         pass(&server, &database, SECOND);
         holder.batch_execute("select pg_advisory_unlock(7)").await.expect("the lock is given back");
-        assert_eq!(reaper.await.expect("it ends").removed, 0, "anew: {anew}");
-        assert_eq!(kept(&server, &database), "1");
+        assert_eq!(reaper.await.expect("it ends").removed, 0, "restarted: {restarted}");
+        assert_eq!(count_bodies(&server, &database), "1");
         server.sql(&database, "drop view ibid_effect; alter table ibid_effect_rows rename to ibid_effect");
-        assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 1, "anew: {anew}");
+        assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 1, "restarted: {restarted}");
         assert!(load(&*store, second.id).await.is_none());
-        assert_eq!(kept(&server, &database), "0", "nothing is left beside it");
+        assert_eq!(count_bodies(&server, &database), "0", "no body is left");
     }
 }

@@ -1,4 +1,4 @@
-//! A server is looked at without being opened: what opening would refuse is described.
+//! The checkup inspects a server without opening it, and describes what opening would refuse.
 
 use ibid::store::checkup::{Checkup, OpenCases, Pooler, Role, Schema, Standby};
 use ibid_core::record::Flags;
@@ -10,7 +10,7 @@ pub(super) async fn checkup(url: &str) -> Checkup {
     PostgresStore::checkup(url, options()).await.expect("it can be looked at")
 }
 
-/// As a user sees it who may.
+/// The standby as a user with permission sees it.
 fn asynchronous() -> Standby {
     Standby { name: Some(PostgresPair::STANDBY.to_owned()), is_synchronous: Some(false) }
 }
@@ -20,11 +20,11 @@ async fn a_look_makes_nothing_and_tells_how_far_the_schema_is() {
     let server = Postgres::shared();
     let database = server.create_database();
     let url = server.url_for(&database);
-    let seen = checkup(&url).await;
-    assert_eq!((seen.schema, seen.role, seen.has_secret), (Schema::Absent, Role::Primary, false));
-    assert_eq!(seen.pooler, Some(Pooler::NotSeen));
-    assert!(seen.software.starts_with("PostgreSQL ") && seen.needs.is_none(), "{seen:?}");
-    assert!(seen.open_cases.is_none(), "there is nothing to count");
+    let report = checkup(&url).await;
+    assert_eq!((report.schema, report.role, report.has_secret), (Schema::Absent, Role::Primary, false));
+    assert_eq!(report.pooler, Some(Pooler::NotSeen));
+    assert!(report.software.starts_with("PostgreSQL ") && report.needs.is_none(), "{report:?}");
+    assert!(report.open_cases.is_none(), "there is nothing to count");
     assert_eq!(server.sql(&database, "select count(*) from pg_tables where tablename like 'ibid%'"), "0");
 
     let store = open(&server, &database).await;
@@ -34,10 +34,10 @@ async fn a_look_makes_nothing_and_tells_how_far_the_schema_is() {
     let flags = Flags { dead_letter: true, ..Flags::default() };
     let unknown = insert(&name, Draft { flags, ..draft(&name, State::Unknown) });
     assert!(matches!(commit_patiently(&store, &Arc::new(unknown)).await, Commit::Done(_)));
-    let seen = checkup(&url).await;
-    assert_eq!((seen.schema, seen.has_secret), (Schema::Step { found: known, known }, true));
+    let report = checkup(&url).await;
+    assert_eq!((report.schema, report.has_secret), (Schema::Step { found: known, known }, true));
     let cases = OpenCases { unknown: 1, dead_letters: 1, ..OpenCases::default() };
-    assert_eq!(seen.open_cases, Some(cases));
+    assert_eq!(report.open_cases, Some(cases));
 
     server.sql(&database, &format!("insert into ibid_migration values ({}, '')", known + 1));
     assert_eq!(checkup(&url).await.schema, Schema::Step { found: known + 1, known });
@@ -53,11 +53,11 @@ async fn the_checkup_reads_the_settings_of_our_session() {
     let server = Postgres::start_with(&[("full_page_writes", "off")]);
     let database = server.create_database();
     server.sql("postgres", &format!("alter database {database} set synchronous_commit = off"));
-    let seen = checkup(&server.url_for(&database)).await;
+    let report = checkup(&server.url_for(&database)).await;
     let weak: Vec<_> =
-        seen.durability.iter().filter(|setting| setting.is_weak).map(|setting| setting.name).collect();
+        report.durability.iter().filter(|setting| setting.is_weak).map(|setting| setting.name).collect();
     assert_eq!(weak, ["synchronous_commit", "full_page_writes"]);
-    assert!(!seen.weak_accepted);
+    assert!(!report.weak_accepted);
     let accepted = format!("{}?accept_weak_durability=true", server.url_for(&database));
     assert!(checkup(&accepted).await.weak_accepted);
     server.sql("postgres", &format!("alter database {database} set default_transaction_read_only = on"));
@@ -65,18 +65,18 @@ async fn the_checkup_reads_the_settings_of_our_session() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_follows_is_told_as_far_as_this_user_may_see() {
+async fn standbys_are_reported_as_far_as_this_user_may_see() {
     let pair = tokio::task::block_in_place(PostgresPair::asynchronous);
     pair.primary.sql("postgres", "create role app login");
     let as_app = pair.primary.url().replace("postgres@", "app@");
-    let seen = checkup(&pair.primary.url()).await.standbys.expect("it is the primary");
-    assert_eq!((seen.awaited.as_str(), seen.connected), ("", vec![asynchronous()]));
-    let seen = checkup(&as_app).await.standbys.expect("it is the primary");
-    assert_eq!(seen.connected.len(), 1, "that somebody follows is no secret");
-    assert_eq!(seen.connected[0].is_synchronous, None, "how closely is");
+    let standbys = checkup(&pair.primary.url()).await.standbys.expect("it is the primary");
+    assert_eq!((standbys.awaited.as_str(), standbys.connected), ("", vec![asynchronous()]));
+    let standbys = checkup(&as_app).await.standbys.expect("it is the primary");
+    assert_eq!(standbys.connected.len(), 1, "the number of standbys is no secret");
+    assert_eq!(standbys.connected[0].is_synchronous, None, "how closely is");
     pair.primary.sql("postgres", "grant pg_read_all_stats to app");
-    let seen = checkup(&as_app).await.standbys.expect("it is the primary");
-    assert_eq!(seen.connected, [asynchronous()]);
+    let standbys = checkup(&as_app).await.standbys.expect("it is the primary");
+    assert_eq!(standbys.connected, [asynchronous()]);
 
     let follower = checkup(&pair.standby.url()).await;
     assert_eq!((follower.role, follower.standbys), (Role::Standby, None));

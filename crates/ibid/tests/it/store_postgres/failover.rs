@@ -1,4 +1,4 @@
-//! The primary is killed and its standby takes over: what a synchronous one keeps, and what an asynchronous one costs.
+//! The primary is killed and its standby takes over: a synchronous standby has every commit, an asynchronous one does not.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,7 +58,7 @@ async fn run(ibid: &Ibid, key: &str) -> Attempt {
     }
 }
 
-/// The answer that each key is given.
+/// The response for each key.
 fn answer(key: &str) -> Response {
     let body = Bytes::from(format!("paid for {key}"));
     Response { status: 201, headers: vec![], body, trailers: vec![], version: 1 }
@@ -73,10 +73,10 @@ async fn assert_replays(ibid: &Ibid, key: &str) {
     }
 }
 
-/// Callers who pay under one key after the other, whatever happens to the server.
+/// Callers that pay under one key after another, whatever happens to the server.
 struct Load {
     ibid: Ibid,
-    /// Keys whose answer is durable, as the store says.
+    /// Keys whose response is durable, as the store reports.
     acknowledged: Mutex<Vec<String>>,
     count: watch::Sender<usize>,
     over: AtomicBool,
@@ -90,7 +90,7 @@ impl Load {
             }
             let key = format!("{caller}-{n}");
             let Ok(begun) = begin_key(&self.ibid, &key).await else {
-                // Nobody is there: whoever asks at once again is only in the way.
+                // The server is down. An immediate retry would only add load.
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 continue;
             };
@@ -101,12 +101,12 @@ impl Load {
                     self.count.send_modify(|count| *count += 1);
                 }
                 Outcome::NotDurable => {}
-                other => panic!("`{key}` was finished by nobody else, and is {other:?}"),
+                other => panic!("`{key}` was finished by this caller only, and is {other:?}"),
             }
         }
     }
 
-    /// Waits until so many more were acknowledged.
+    /// Waits until `by` more keys were acknowledged.
     async fn more(&self, by: usize) {
         let mut count = self.count.subscribe();
         let target = *count.borrow_and_update() + by;
@@ -127,7 +127,7 @@ async fn a_synchronous_failover_loses_nothing_acknowledged() {
     }
     load.more(200).await;
     block_in_place(|| pair.fail_over());
-    // The same store finds the new primary by itself. What was under way at the kill is done by then.
+    // The same store finds the new primary by itself. Requests in flight at the kill are done by then.
     load.more(200).await;
     load.over.store(true, Ordering::SeqCst);
     while let Some(ended) = callers.join_next().await {
@@ -135,7 +135,7 @@ async fn a_synchronous_failover_loses_nothing_acknowledged() {
     }
     let acknowledged = std::mem::take(&mut *load.acknowledged.lock().expect("no one panics with it"));
     assert!(acknowledged.len() >= 400);
-    // Another process, with nothing in its memory.
+    // Another process, with an empty cache.
     let other = ibid_at(&pair.standby.url()).await;
     for key in &acknowledged {
         assert_replays(&other, key).await;
@@ -149,20 +149,20 @@ async fn a_finish_survives_an_asynchronous_failover() {
     assert!(matches!(run(&ibid, "kept").await.finish(answer("kept")).await, Outcome::Completed(_)));
     block_in_place(|| pair.cut_off());
     assert!(matches!(run(&ibid, "lost").await.finish(answer("lost")).await, Outcome::Completed(_)));
-    let under_way = run(&ibid, "under way").await;
+    let in_flight = run(&ibid, "in flight").await;
     block_in_place(|| pair.fail_over());
 
-    // Its record is gone, and its answer is the only one there is.
-    let finished = until_stored(under_way.finish(answer("under way")).await, &ibid).await;
+    // Its record is gone, and its response is the only one there is.
+    let finished = until_stored(in_flight.finish(answer("in flight")).await, &ibid).await;
     assert!(finished, "a finish that finds no record writes it down as completed");
     let other = ibid_at(&pair.standby.url()).await;
     assert_replays(&other, "kept").await;
-    assert_replays(&other, "under way").await;
-    // What `ibid doctor` warns of.
-    assert!(matches!(begin_key(&other, "lost").await, Ok(Begin::Run(_))), "nobody remembers it");
+    assert_replays(&other, "in flight").await;
+    // The loss that `ibid doctor` warns of.
+    assert!(matches!(begin_key(&other, "lost").await, Ok(Begin::Run(_))), "no server remembers it");
 }
 
-/// Whether a finish came to be stored: at once, or from the queue of those that took too long.
+/// Returns whether a finish was stored: at once, or later from the queue of those that took too long.
 async fn until_stored(finished: Outcome, ibid: &Ibid) -> bool {
     match finished {
         Outcome::Completed(_) => true,
@@ -183,5 +183,5 @@ async fn a_finish_whose_record_was_removed_writes_it_as_completed() {
 
 const CALLERS: usize = 8;
 
-/// Far above what a loaded two-core machine needs: only a real hang meets it.
+/// Far above what a loaded two-core machine needs: only a real hang reaches it.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! A server that crashes, cuts connections, refuses them, or does not know whether its standby has it.
+//! A server that crashes, cuts connections, refuses them, or does not know whether its standby has a commit.
 
 use std::collections::HashSet;
 
@@ -19,10 +19,13 @@ async fn a_server_crash_loses_no_answered_change() {
     server.stop_immediate();
     let during = Arc::new(begin());
     let fate = store.commit(vec![during.clone()]).await.remove(0);
-    assert!(fate.expect_err("nobody is there").is_transient(), "an outage passes");
-    assert!(store.load(vec![before.id]).await.expect_err("nobody is there").is_transient());
+    assert!(fate.expect_err("the server is down").is_transient(), "an outage passes");
+    assert!(store.load(vec![before.id]).await.expect_err("the server is down").is_transient());
     server.start_again();
-    assert!(counted(&during, &commit_patiently(&store, &during).await), "it goes on as if nothing had been");
+    assert!(
+        was_committed(&during, &commit_patiently(&store, &during).await),
+        "it continues as if nothing had happened"
+    );
     let stored = load(&*store, before.id).await.expect("what was answered is there");
     assert!(before.is_stored_as(&stored));
 }
@@ -38,20 +41,23 @@ async fn connections_cut_under_load_lose_no_change() {
         writers.spawn(async move {
             let mut written = Vec::new();
             for n in 0..60 {
-                let mut begun = begin();
+                let mut change = begin();
                 if n % 2 == 0 {
-                    begun.history.push(History { what: HistoryKind::Operator, detail: "begun".to_owned() });
+                    change.history.push(History { what: HistoryKind::Operator, detail: "begun".to_owned() });
                 }
-                let begun = Arc::new(begun);
-                assert!(counted(&begun, &commit_patiently(&store, &begun).await), "a fresh name is free");
-                written.push(begun.id);
+                let change = Arc::new(change);
+                assert!(
+                    was_committed(&change, &commit_patiently(&store, &change).await),
+                    "a fresh name is free"
+                );
+                written.push(change.id);
             }
             written
         });
     }
     let mut ids = HashSet::new();
     let mut cuts = 0;
-    // As long as anybody writes.
+    // Cuts connections while any writer runs.
     while let Some(written) = match writers.try_join_next() {
         Some(written) => Some(Some(written)),
         None if writers.is_empty() => None,
@@ -65,9 +71,9 @@ async fn connections_cut_under_load_lose_no_change() {
             }
         }
     }
-    assert!(cuts > 0, "somebody was cut off");
+    assert!(cuts > 0, "connections were cut");
     assert_eq!(ids.len(), 8 * 60);
-    // Not asked of the store: its connections were cut a moment ago, and a count is asked once.
+    // Counted by `psql`: the store's connections were cut a moment ago, and it does not retry a count.
     assert_eq!(server.sql(&database, "select count(*) from ibid_record"), "480", "each is stored once");
     assert_eq!(server.sql(&database, "select count(*) from ibid_event"), "240", "and told once");
 }
@@ -83,8 +89,8 @@ async fn a_server_without_a_free_connection_is_an_outage_that_passes() {
     for _ in 0..32 {
         let store = store.clone();
         writers.spawn(async move {
-            let begun = Arc::new(begin());
-            assert!(counted(&begun, &commit_patiently(&store, &begun).await));
+            let change = Arc::new(begin());
+            assert!(was_committed(&change, &commit_patiently(&store, &change).await));
         });
     }
     while let Some(writer) = writers.join_next().await {
@@ -99,22 +105,22 @@ async fn a_commit_that_no_standby_confirmed_is_a_lost_reply() {
     let server = Postgres::start();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    // Policies are in before the waiting begins.
+    // Stores the policy before commits begin to wait.
     commit_patiently(&store, &Arc::new(begin())).await;
     let standby = |name: &str| server.set("synchronous_standby_names", name);
-    standby("nobody");
-    let begun = Arc::new(begin());
+    standby("absent");
+    let change = Arc::new(begin());
     let commit = tokio::spawn({
-        let (store, begun) = (store.clone(), begun.clone());
-        async move { store.commit(vec![begun]).await.remove(0) }
+        let (store, change) = (store.clone(), change.clone());
+        async move { store.commit(vec![change]).await.remove(0) }
     });
     while server.sql("postgres", CANCEL_WAITS) == "0" {
         tokio::task::yield_now().await;
     }
     let fate = commit.await.expect("the commit ends");
-    assert!(fate.expect_err("nobody knows whether a failover would keep it").is_transient());
+    assert!(fate.expect_err("it is unknown whether a failover would keep it").is_transient());
     standby("");
-    assert!(counted(&begun, &commit_patiently(&store, &begun).await), "it finds itself");
+    assert!(was_committed(&change, &commit_patiently(&store, &change).await), "it finds itself");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -127,7 +133,7 @@ async fn a_work_that_no_standby_confirmed_is_a_lost_reply() {
         static ADD: Statement = Statement { text: "insert into done values (1)", columns: &[] };
         Box::new(|tx| Box::pin(async move { tx.execute(&ADD, &[]).await.map(drop) }))
     };
-    server.set("synchronous_standby_names", "nobody");
+    server.set("synchronous_standby_names", "absent");
     let done = tokio::spawn({
         let store = store.clone();
         async move { store.sql().expect("it has one").work(work()).await }
@@ -135,7 +141,7 @@ async fn a_work_that_no_standby_confirmed_is_a_lost_reply() {
     while server.sql("postgres", CANCEL_WAITS) == "0" {
         tokio::task::yield_now().await;
     }
-    let error = done.await.expect("it ends").expect_err("nobody knows whether a failover would keep it");
+    let error = done.await.expect("it ends").expect_err("it is unknown whether a failover would keep it");
     assert!(error.is_transient() && !error.is_unwritten(), "{error:?}");
     server.set("synchronous_standby_names", "");
     store.sql().expect("it has one").work(work()).await.expect("it works again");
@@ -163,7 +169,7 @@ async fn the_store_always_works_in_read_committed() {
     assert_eq!(server.sql(&database, "select distinct level from seen"), "read committed");
 }
 
-/// As after an upgrade of the system's locales.
+/// The server is in this state after an upgrade of the system's locales.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_warning_at_the_start_of_a_session_does_not_end_it() {
     let server = Postgres::start();
@@ -185,6 +191,6 @@ async fn a_warning_at_the_start_of_a_session_does_not_end_it() {
     assert!(!before.is_empty() && before.is_subset(&sessions()), "they are still there");
 }
 
-/// Ends the wait for a standby, as an impatient operator does; how many waited.
+/// Cancels the wait for a standby, as an impatient operator does, and returns how many waited.
 const CANCEL_WAITS: &str =
     "select count(pg_cancel_backend(pid)) from pg_stat_activity where wait_event = 'SyncRep'";

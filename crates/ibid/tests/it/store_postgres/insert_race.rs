@@ -1,5 +1,5 @@
-//! Two processes that begin the same keys at the same moment. A begin that meets no rival is a plain insert, which fails for
-//! all that were sent with it; so nobody may be told of that failure.
+//! Two processes begin the same keys at the same moment. A begin without a rival is a plain insert, which fails for the
+//! whole batch; no caller may see that failure.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ async fn two_processes_racing_on_a_key_have_one_winner() {
     let server = Postgres::start();
     let database = server.create_database();
     let stores = [open(&server, &database).await, open(&server, &database).await];
-    // The server writes a line for each flight that failed.
+    // The server logs a line for each hot-path statement that failed.
     let rivals = || server.log().matches("duplicate key value violates unique constraint").count();
     let mut rounds = 0;
     while rounds < ROUNDS_MIN || rivals() == 0 {
@@ -21,7 +21,7 @@ async fn two_processes_racing_on_a_key_have_one_winner() {
         assert!(rounds <= ROUNDS_MAX, "they never met");
         one_round(&stores).await;
     }
-    // Who met a rival does without flights for sixteen batches. A round is ten of begins and one of finishes.
+    // After a conflict a store avoids the hot path for sixteen batches. A round has ten batches of begins, one of finishes.
     let batches = rounds * (KEYS / BATCH + 1);
     assert!(rivals() <= 2 * batches.div_ceil(17), "{} flights of {batches} batches failed", rivals());
     let counts = "select count(*), count(*) filter (where state = 3) from ibid_record";
@@ -30,7 +30,7 @@ async fn two_processes_racing_on_a_key_have_one_winner() {
     assert_eq!(server.sql(&database, "select count(*) from ibid_body"), all.to_string());
 }
 
-/// Both begin the same names, and each finishes what it won.
+/// Both stores begin the same names, and each finishes the records that it won.
 async fn one_round(stores: &[Arc<PostgresStore>; 2]) {
     let names: Arc<Vec<TestRecord>> = Arc::new((0..KEYS).map(|_| TestRecord::fresh()).collect());
     let line = Arc::new(Barrier::new(2));
@@ -41,9 +41,9 @@ async fn one_round(stores: &[Arc<PostgresStore>; 2]) {
             for few in names.chunks(BATCH) {
                 let begins: Vec<Change> = few.iter().map(|name| fresh(name, LONG)).collect();
                 line.wait().await;
-                let mut told = commit_all(&*store, begins.clone()).await;
+                let mut outcomes = commit_all(&*store, begins.clone()).await;
                 for begin in begins {
-                    let fate = told.remove(&begin.id).expect("every change has a fate");
+                    let fate = outcomes.remove(&begin.id).expect("every change has a fate");
                     fates.insert(begin.id, (begin, fate));
                 }
             }
@@ -52,7 +52,7 @@ async fn one_round(stores: &[Arc<PostgresStore>; 2]) {
                 Commit::Conflict(_) => None,
             });
             for (_, fate) in commit_all(&*store, won.map(|record| finish(&record)).collect()).await {
-                assert!(matches!(fate, Commit::Done(_)), "whoever won finishes: {fate:?}");
+                assert!(matches!(fate, Commit::Done(_)), "the winner finishes: {fate:?}");
             }
             fates
         })
@@ -65,13 +65,13 @@ async fn one_round(stores: &[Arc<PostgresStore>; 2]) {
             ((winner, Commit::Done(_)), (_, loser)) | ((_, loser), (winner, Commit::Done(_))) => {
                 (winner, loser)
             }
-            fates => panic!("nobody won: {fates:?}"),
+            fates => panic!("neither won: {fates:?}"),
         };
         match loser {
             Commit::Conflict(Some(stands)) => {
-                assert_eq!(stands.record.birth, winner.nonce, "it is told who won")
+                assert_eq!(stands.record.birth, winner.nonce, "the conflict has the winner")
             }
-            other => panic!("both won, or it was told of nobody: {other:?}"),
+            other => panic!("both won, or the loser got no record: {other:?}"),
         }
     }
 }
@@ -79,8 +79,8 @@ async fn one_round(stores: &[Arc<PostgresStore>; 2]) {
 const KEYS: usize = 500;
 const BATCH: usize = 50;
 
-/// They fly again in the third.
+/// In the third round the stores use the hot path again.
 const ROUNDS_MIN: usize = 3;
 
-/// Ten batches start together in each: not to meet in all of these is as good as impossible.
+/// Ten batches start together in each round: that none of them collides is practically impossible.
 const ROUNDS_MAX: usize = 100;

@@ -1,4 +1,4 @@
-//! Records whose first lease is over: none is missed, whoever holds it, however many there are, whatever the clock did.
+//! Records whose first lease has lapsed: the scan misses none, whether locked or many, and whatever the clock did.
 
 use std::collections::HashSet;
 
@@ -10,14 +10,19 @@ use tokio::task::JoinSet;
 
 use super::*;
 
-/// What is due, in the order in which the store gives it.
+/// Returns the due records, in the store's order.
 async fn due(store: &PostgresStore) -> Vec<RecordId> {
-    let found = store.due(State::InProgress, 100_000).await.expect("due is answered");
-    found.into_iter().map(|stored| stored.record.id).collect()
+    let records = store.due(State::InProgress, 100_000).await.expect("due is answered");
+    records.into_iter().map(|stored| stored.record.id).collect()
 }
 
-/// Begins records whose lease is over when this returns, one after the other.
-async fn lapsed(server: &Postgres, database: &str, store: &PostgresStore, count: usize) -> Vec<RecordId> {
+/// Begins records one after the other, and makes their leases lapse.
+async fn begin_lapsed(
+    server: &Postgres,
+    database: &str,
+    store: &PostgresStore,
+    count: usize,
+) -> Vec<RecordId> {
     let mut ids = Vec::new();
     for _ in 0..count {
         let begin = fresh(&TestRecord::fresh(), SHORT);
@@ -28,7 +33,7 @@ async fn lapsed(server: &Postgres, database: &str, store: &PostgresStore, count:
     ids
 }
 
-fn sorted(ids: impl IntoIterator<Item = RecordId>) -> Vec<RecordId> {
+fn sort_ids(ids: impl IntoIterator<Item = RecordId>) -> Vec<RecordId> {
     let mut ids: Vec<RecordId> = ids.into_iter().collect();
     ids.sort_unstable();
     ids
@@ -39,7 +44,7 @@ async fn a_locked_lapsed_record_is_found_once_unlocked() {
     let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let ids = lapsed(&server, &database, &store, 10).await;
+    let ids = begin_lapsed(&server, &database, &store, 10).await;
     let hold = async |id: &RecordId| {
         let stranger = stranger(&server, &database).await;
         stranger.batch_execute("begin").await.expect("a transaction");
@@ -49,7 +54,7 @@ async fn a_locked_lapsed_record_is_found_once_unlocked() {
     };
     let [leaves, finishes] = [hold(&ids[0]).await, hold(&ids[1]).await];
     let late = || server.sql(&database, "select count(*) from ibid_late");
-    // Both transactions are open all the while, so an answer at all means that nobody waited for their end.
+    // Both transactions stay open, so any answer at all means that the scan did not wait for them.
     for _ in 0..2 {
         assert_eq!(due(&store).await, ids[2..], "the others are found");
         assert_eq!(late(), "2", "those two are remembered");
@@ -59,28 +64,28 @@ async fn a_locked_lapsed_record_is_found_once_unlocked() {
     finishes.batch_execute("commit").await.expect("the holder has finished");
     assert_eq!(due(&store).await, ids[2..], "what is finished is not due");
     leaves.batch_execute("rollback").await.expect("the stranger leaves");
-    let found = due(&store).await;
-    assert_eq!((found[0], &found[1..]), (ids[0], &ids[2..]), "what is let go is, in its place");
+    let due_ids = due(&store).await;
+    assert_eq!((due_ids[0], &due_ids[1..]), (ids[0], &ids[2..]), "what is let go is, in its place");
     assert_eq!(late(), "0");
 }
 
-/// Two processes look at different policies, and share the list of what was held.
+/// Two processes scan different policies, and share the list of locked records.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_who_looks_waits_for_another_who_does() {
+async fn concurrent_lease_scans_do_not_wait_for_each_other() {
     let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let ids = lapsed(&server, &database, &store, 3).await;
+    let ids = begin_lapsed(&server, &database, &store, 3).await;
     let [holder, looker] = [stranger(&server, &database).await, stranger(&server, &database).await];
     for one in [&holder, &looker] {
         one.batch_execute("begin").await.expect("a transaction");
     }
-    let held = &ids[0].as_bytes()[..];
-    holder.execute("select from ibid_record where id = $1 for update", &[&held]).await.expect("it is held");
+    let locked = &ids[0].as_bytes()[..];
+    holder.execute("select from ibid_record where id = $1 for update", &[&locked]).await.expect("it is held");
     assert_eq!(due(&store).await, ids[1..]);
-    let deleted = looker.execute("delete from ibid_late where id = $1", &[&held]).await;
+    let deleted = looker.execute("delete from ibid_late where id = $1", &[&locked]).await;
     assert_eq!(deleted.expect("as one who has found it free"), 1);
-    // The other's transaction is open all the while.
+    // The other scanner's transaction stays open.
     assert_eq!(due(&store).await, ids[1..]);
     for one in [looker, holder] {
         one.batch_execute("rollback").await.expect("it was for nothing");
@@ -89,7 +94,7 @@ async fn nobody_who_looks_waits_for_another_who_does() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn several_who_look_at_once_miss_nothing() {
+async fn concurrent_lease_scans_miss_nothing() {
     let server = Postgres::shared();
     let database = server.create_database();
     let begins = open(&server, &database).await;
@@ -97,7 +102,7 @@ async fn several_who_look_at_once_miss_nothing() {
     for _ in 0..4 {
         stores.push(open(&server, &database).await);
     }
-    let begun = tokio::spawn(async move {
+    let writer = tokio::spawn(async move {
         let mut ids = HashSet::new();
         for _ in 0..40 {
             let few: Vec<Change> = (0..10).map(|_| fresh(&TestRecord::fresh(), SHORT)).collect();
@@ -106,22 +111,22 @@ async fn several_who_look_at_once_miss_nothing() {
         }
         ids
     });
-    // Each looks until it has seen all of them.
-    let (told, all) = tokio::sync::watch::channel(None);
+    // Each scanner runs until it has seen all of them.
+    let (sender, all) = tokio::sync::watch::channel(None);
     let mut lookers = JoinSet::new();
     for store in stores {
         let all = all.clone();
         lookers.spawn(async move {
-            let mut seen = HashSet::new();
+            let mut due_ids = HashSet::new();
             loop {
-                seen.extend(due(&store).await);
-                if all.borrow().as_ref() == Some(&seen) {
+                due_ids.extend(due(&store).await);
+                if all.borrow().as_ref() == Some(&due_ids) {
                     return;
                 }
             }
         });
     }
-    told.send_replace(Some(begun.await.expect("the writer ends")));
+    sender.send_replace(Some(writer.await.expect("the writer ends")));
     let ended = tokio::time::timeout(PATIENCE, lookers.join_all()).await;
     assert!(ended.is_ok(), "one of them is never found");
 }
@@ -131,7 +136,7 @@ async fn more_lapsed_records_than_one_step_takes_are_all_found() {
     let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let first = lapsed(&server, &database, &store, 1).await[0];
+    let first = begin_lapsed(&server, &database, &store, 1).await[0];
     // Copies of it: most at one instant, more than one statement takes; some before it and some after it.
     let copies = "create temp table copy as select r.*, n from ibid_record r, generate_series(1, 7000) n;
                   update copy set id = sha256(n::text::bytea);
@@ -141,10 +146,10 @@ async fn more_lapsed_records_than_one_step_takes_are_all_found() {
                   insert into ibid_record select * from copy";
     server.sql(&database, copies);
     pass(&server, &database, SECOND);
-    let found = due(&store).await;
-    assert_eq!(found.len(), 7001);
-    assert!(found.contains(&first));
-    assert_eq!(found.iter().collect::<HashSet<_>>().len(), 7001, "each once");
+    let due_ids = due(&store).await;
+    assert_eq!(due_ids.len(), 7001);
+    assert!(due_ids.contains(&first));
+    assert_eq!(due_ids.iter().collect::<HashSet<_>>().len(), 7001, "each once");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -153,30 +158,31 @@ async fn a_begin_committed_behind_the_cursor_is_still_found() {
     let database = server.create_database();
     let store = open(&server, &database).await;
     let stranger = stranger(&server, &database).await;
-    // A machine that stands still for ten seconds may go past one for good; not past three.
+    // On a machine that stalls for ten seconds the scan may miss one permanently; not three in a row.
     for _ in 0..3 {
-        let template = lapsed(&server, &database, &store, 1).await[0];
+        let template = begin_lapsed(&server, &database, &store, 1).await[0];
         stranger.batch_execute("begin").await.expect("a transaction");
         let copy = "insert into ibid_record (id, count, nonce, birth, owner, attempt, lease_us, state, flags, policy, point,
                                              created_at, ran_at, due_at, reap_at, tenant, method, path, key, note)
                     select sha256(id), count, nonce, birth, owner, attempt, lease_us, state, flags, policy, point,
                            created_at, ran_at, due_at, reap_at, tenant, method, path, key, note
                     from ibid_record where id = $1 returning id, due_at";
-        let row = stranger.query_one(copy, &[&&template.as_bytes()[..]]).await.expect("nobody sees it yet");
+        let row =
+            stranger.query_one(copy, &[&&template.as_bytes()[..]]).await.expect("it is not visible yet");
         let (id, ended): (Vec<u8>, i64) = (row.get(0), row.get(1));
         let late = RecordId::from_bytes(id.try_into().expect("an id"));
-        let after = lapsed(&server, &database, &store, 1).await[0];
-        let found = due(&store).await;
-        assert!(found.contains(&after) && !found.contains(&late), "its instant was passed");
+        let after = begin_lapsed(&server, &database, &store, 1).await[0];
+        let due_ids = due(&store).await;
+        assert!(due_ids.contains(&after) && !due_ids.contains(&late), "its instant was passed");
         stranger.batch_execute("commit").await.expect("it is committed");
-        let found = due(&store).await;
-        if found.contains(&late) {
+        let due_ids = due(&store).await;
+        if due_ids.contains(&late) {
             return;
         }
-        let place: i64 = server.sql(&database, "select at from ibid_walk").parse().expect("a number");
-        assert!(place >= ended, "a begin that was committed late is never found");
+        let cursor: i64 = server.sql(&database, "select at from ibid_walk").parse().expect("a number");
+        assert!(cursor >= ended, "a begin that was committed late is never found");
     }
-    panic!("begins that were committed late were passed for good");
+    panic!("begins that were committed late were missed permanently");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -184,11 +190,11 @@ async fn a_clock_that_was_set_back_hides_nothing() {
     let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let before = lapsed(&server, &database, &store, 2).await;
+    let before = begin_lapsed(&server, &database, &store, 2).await;
     assert_eq!(due(&store).await, before);
-    // As it is when an hour comes again.
+    // As when the clock is set back by an hour.
     server.sql(&database, "update ibid_walk set at = at + 3600000000");
-    let after = lapsed(&server, &database, &store, 2).await;
+    let after = begin_lapsed(&server, &database, &store, 2).await;
     assert_eq!(due(&store).await, [before, after].concat());
 }
 
@@ -206,7 +212,7 @@ async fn a_record_renewed_in_time_is_never_reported_as_lapsed() {
     let records: Vec<Arc<Record>> = begins.iter().map(record).collect();
     commit_all(&*store, records[..10].iter().map(|record| finish(record)).collect()).await;
     pass(&server, &database, SECOND);
-    assert_eq!(sorted(due(&store).await), sorted(records[10..].iter().map(|record| record.id)));
+    assert_eq!(sort_ids(due(&store).await), sort_ids(records[10..].iter().map(|record| record.id)));
     let watched =
         "select count(*), count(*) filter (where state = 3) from ibid_record where watch_at is not null";
     assert_eq!(server.sql(&database, watched), "10|0");
@@ -223,19 +229,19 @@ async fn a_lapsed_record_is_found_under_any_retention() {
         let policy = Policy { lease: SHORT, retention, ..Policy::default() };
         fresh_under(&TestRecord::fresh(), &Arc::new(policy))
     });
-    // Its lease goes on while the reaper's time has come.
+    // Its lease is still running when the reaper's instant has come.
     let policy = Policy { lease: LONG, retention: SHORT, ..Policy::default() };
     let runs = fresh_under(&TestRecord::fresh(), &Arc::new(policy));
     commit_all(&*store, lapses.iter().chain([&runs]).cloned().collect()).await;
     pass(&server, &database, SECOND);
-    assert_eq!(sorted(due(&store).await), sorted(lapses.iter().map(|begin| begin.id)));
+    assert_eq!(sort_ids(due(&store).await), sort_ids(lapses.iter().map(|begin| begin.id)));
     reap_all(&*store, ReapTarget::Records).await;
     pass(&server, &database, 2 * LONG);
-    let all = sorted(lapses.iter().chain([&runs]).map(|begin| begin.id));
-    assert_eq!(sorted(due(&store).await), all, "also what the reaper put off in its first lease");
+    let all = sort_ids(lapses.iter().chain([&runs]).map(|begin| begin.id));
+    assert_eq!(sort_ids(due(&store).await), all, "also what the reaper put off in its first lease");
 }
 
-/// Another policy's records have the same instants in the reaper's order.
+/// Records of another policy have the same instants in the reaper's order.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn policies_with_equal_instants_are_scanned_separately() {
     let server = Postgres::shared();
@@ -248,9 +254,9 @@ async fn policies_with_equal_instants_are_scanned_separately() {
     commit_all(&*store, begins.clone()).await;
     pass(&server, &database, SECOND);
     let short = begins.iter().enumerate().filter(|(place, _)| place % 2 == 0).map(|(_, begin)| begin.id);
-    assert_eq!(sorted(due(&store).await), sorted(short));
+    assert_eq!(sort_ids(due(&store).await), sort_ids(short));
     pass(&server, &database, LONG);
-    assert_eq!(sorted(due(&store).await), sorted(begins.iter().map(|begin| begin.id)));
+    assert_eq!(sort_ids(due(&store).await), sort_ids(begins.iter().map(|begin| begin.id)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -258,26 +264,26 @@ async fn known_due_records_are_found_even_if_the_scan_fails() {
     let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let ids = lapsed(&server, &database, &store, 2).await;
+    let ids = begin_lapsed(&server, &database, &store, 2).await;
     assert_eq!(due(&store).await, ids);
     server.sql(&database, "alter table ibid_late rename to ibid_late_away");
     assert_eq!(due(&store).await, ids);
     server.sql(&database, "delete from ibid_record");
-    store.due(State::InProgress, 10).await.expect_err("that nothing is due can't be said");
+    store.due(State::InProgress, 10).await.expect_err("a failed scan must not say that nothing is due");
 }
 
-/// As after the restore of a part of the tables.
+/// The cursor is missing after a restore of only some tables.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_cursor_the_scan_starts_at_the_first_record() {
     let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let before = lapsed(&server, &database, &store, 2).await;
+    let before = begin_lapsed(&server, &database, &store, 2).await;
     pass(&server, &database, LONG);
     server.sql(&database, "delete from ibid_walk");
-    let after = lapsed(&server, &database, &store, 2).await;
+    let after = begin_lapsed(&server, &database, &store, 2).await;
     assert_eq!(due(&store).await, [before, after].concat());
 }
 
-/// Far above what a loaded two-core machine needs: only a record that is missed meets it.
+/// Far above what a loaded two-core machine needs: only a missed record reaches it.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! Rows that somebody else holds: nobody waits for long, and only whoever wants that row is told.
+//! Rows that another session has locked: no call waits for long, and only the change of that row fails.
 
 use ibid_core::change::{History, HistoryKind};
 use ibid_core::scope::{Identity, Operation};
@@ -20,27 +20,29 @@ async fn a_batch_goes_through_but_for_one(server: &Postgres, is_fresh: bool) {
     let store = open(server, &database).await;
     let mut batch: Vec<Arc<Change>> = (0..32).map(|_| Arc::new(either_begin(is_fresh))).collect();
     batch.sort_by_key(|change| change.id);
-    let held = batch[11].clone();
+    let contended = batch[11].clone();
     let stranger = stranger(server, &database).await;
     stranger.batch_execute("begin").await.expect("a transaction");
-    let id = hex(held.id.as_bytes());
+    let id = hex(contended.id.as_bytes());
     let row = format!(
         "insert into ibid_record (nonce, birth, owner, count, attempt, lease_us, policy, created_at, point, state, flags,
                                   id, tenant, method, path, key, note)
          values (0, 0, 0, 1, 1, 0, 0, 0, 0, 3, 0, '\\x{id}', 't', 'm', 'p', 'k', '\\xa0')"
     );
-    stranger.batch_execute(&row).await.expect("a row that nobody sees yet");
-    // The stranger's transaction is open all the while, so an answer at all means that nobody waited for its end.
+    stranger.batch_execute(&row).await.expect("a row that is not visible yet");
+    // The other transaction stays open, so any answer at all means that the store did not wait for its end.
     let fates = store.commit(batch.clone()).await;
     for (change, fate) in batch.iter().zip(&fates) {
         match fate {
-            Ok(Commit::Done(_)) => assert_ne!(change.id, held.id),
-            Err(error) if change.id == held.id => assert!(error.is_transient(), "it may go through later"),
-            other => panic!("a change beside the held one was not done: {other:?}"),
+            Ok(Commit::Done(_)) => assert_ne!(change.id, contended.id),
+            Err(error) if change.id == contended.id => {
+                assert!(error.is_transient(), "it may go through later")
+            }
+            other => panic!("a change in the same batch was not done: {other:?}"),
         }
     }
     stranger.batch_execute("rollback").await.expect("the stranger leaves");
-    assert!(matches!(commit_patiently(&store, &held).await, Commit::Done(_)), "the way is free");
+    assert!(matches!(commit_patiently(&store, &contended).await, Commit::Done(_)), "the way is free");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -59,32 +61,32 @@ async fn a_held_row_is_busy(server: &Postgres, is_fresh: bool) {
         false => insert(name, Draft { due_in: Some(SHORT), ..draft(name, State::InProgress) }),
     };
     let (name, other) = (TestRecord::fresh(), TestRecord::fresh());
-    let held = put(&*store, &lapsing(&name)).await.record;
+    let locked = put(&*store, &lapsing(&name)).await.record;
     let free = put(&*store, &lapsing(&other)).await.record;
     tokio::time::sleep(TICK).await;
     let stranger = stranger(server, &database).await;
     let lock =
-        format!("begin; select from ibid_record where id = '\\x{}' for update", hex(held.id.as_bytes()));
+        format!("begin; select from ibid_record where id = '\\x{}' for update", hex(locked.id.as_bytes()));
     stranger.batch_execute(&lock).await.expect("the row is held");
 
-    let renewed = store.renew(vec![(held.id, held.version)]).await.expect("a renewal succeeds");
+    let renewed = store.renew(vec![(locked.id, locked.version)]).await.expect("a renewal succeeds");
     assert_eq!(renewed, [RenewOutcome::Busy], "it may still be ours");
     let take = |record: &Record| {
         let next = Draft { due_in: Some(LONG), ..draft(&name_of(record), State::InProgress) };
         Arc::new(take_over(record, next))
     };
-    let mut takeovers = vec![take(&held), take(&free)];
+    let mut takeovers = vec![take(&locked), take(&free)];
     takeovers.sort_by_key(|change| change.id);
     for (change, fate) in takeovers.iter().zip(store.commit(takeovers.clone()).await) {
-        match fate.expect("a takeover waits for nobody") {
+        match fate.expect("a takeover does not wait") {
             Commit::Done(_) => assert_eq!(change.id, free.id, "what is free is taken"),
             Commit::Conflict(stands) => {
-                assert_eq!(change.id, held.id);
-                assert_eq!(stands.expect("it stands").record, held, "and what is held stands as it was");
+                assert_eq!(change.id, locked.id);
+                assert_eq!(stands.expect("it exists").record, locked, "and what is held stands as it was");
             }
         }
     }
-    let late = Arc::new(finish(&held));
+    let late = Arc::new(finish(&locked));
     let fate = store.commit(vec![late.clone()]).await.remove(0);
     assert!(fate.expect_err("the row is held").is_transient(), "a finish may go through later");
     stranger.batch_execute("rollback").await.expect("the stranger leaves");
@@ -98,7 +100,7 @@ async fn a_change_that_can_not_be_stored_fails_alone() {
     let store = open(&server, &database).await;
     let mut batch: Vec<Change> = (0..16).map(|_| begin()).collect();
     batch.sort_by_key(|change| change.id);
-    // PostgreSQL's text holds no NUL.
+    // A PostgreSQL text cannot contain a NUL.
     batch[5].history.push(History { what: HistoryKind::Operator, detail: "\0".to_owned() });
     let draft = batch[11].draft.as_mut().expect("a begin writes");
     let operation = Operation { path: "\0".into(), ..draft.identity.operation.clone() };
@@ -109,7 +111,7 @@ async fn a_change_that_can_not_be_stored_fails_alone() {
         match fate {
             Ok(Commit::Done(_)) => assert!(!unfit.contains(&place)),
             Err(error) if unfit.contains(&place) => assert!(!error.is_transient(), "no repetition mends it"),
-            other => panic!("a change beside the unfit one was not done: {other:?}"),
+            other => panic!("a change in the same batch was not done: {other:?}"),
         }
     }
     for place in unfit {
@@ -123,7 +125,7 @@ async fn a_deadlock_or_a_failed_serialization_is_tried_again() {
     for (code, is_fresh) in [("40001", true), ("40P01", true), ("55P03", true), ("40001", false)] {
         let database = server.create_database();
         let store = open(&server, &database).await;
-        // Fails once: what a sequence gave out is not taken back with the transaction.
+        // Fails once: a rollback does not reset the sequence.
         let trouble = format!(
             "create sequence troubles;
              create function trouble() returns trigger language plpgsql as $$ begin
@@ -139,7 +141,7 @@ async fn a_deadlock_or_a_failed_serialization_is_tried_again() {
     }
 }
 
-/// A begin under a name of its own, by one of the two ways.
+/// A begin under a fresh name, on the hot path or off it.
 fn either_begin(is_fresh: bool) -> Change {
     if is_fresh { begin() } else { other_begin(&TestRecord::fresh()) }
 }

@@ -1,11 +1,11 @@
-//! Opening: the schema, and servers that are turned down.
+//! Opening a store: the schema, and servers that are refused.
 
 use ibid::store::postgres::PostgresOpenError;
 use ibid_testkit::contract::put;
 
 use super::*;
 
-/// All that makes a schema, as the catalogs tell it.
+/// Returns everything that makes up a schema, from the catalogs.
 fn catalog(server: &Postgres, database: &str) -> String {
     let columns =
         "select c.relname, c.relkind, c.reloptions, a.attname, format_type(a.atttypid, a.atttypmod),
@@ -31,7 +31,7 @@ async fn the_printed_migration_makes_the_stores_schema() {
     assert!(made.contains("ibid_effect_downstream") && made.contains("ibid_record_reap"), "{made}");
     assert_eq!(made, catalog(&server, &theirs));
     open_with(&server, &theirs, |options| options.migrate = false).await;
-    // Many at once: one makes it, the others find it made.
+    // Many open at once: one creates the schema, the others find it.
     let opened = futures_util::future::join_all((0..8).map(|_| open(&server, &both))).await;
     assert_eq!(opened.len(), 8);
     assert_eq!(made, catalog(&server, &both));
@@ -39,15 +39,15 @@ async fn the_printed_migration_makes_the_stores_schema() {
     assert!(!PostgresStore::migration_sql(newest).contains("create"), "nothing is left to do");
 }
 
-/// Or an application that publishes all its tables, for a replica or for what follows its changes, could not use ibid.
+/// Otherwise an application that publishes all its tables, for a replica or for change capture, could not use ibid.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_table_can_be_published() {
     let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     server.sql(&database, "create publication everything for all tables");
-    let begun = put(&*store, &begin()).await.record;
-    put(&*store, &finish(&begun)).await;
+    let running = put(&*store, &begin()).await.record;
+    put(&*store, &finish(&running)).await;
     store.due(State::InProgress, 1).await.expect("due is answered");
     let keyless = "select c.relname from pg_class c
                    where c.relname like 'ibid%' and c.relkind = 'r'
@@ -109,21 +109,21 @@ async fn a_server_that_may_lose_commits_is_refused_by_default() {
     };
     set("off");
     let weak = refusal(&url, options()).await;
-    let said = weak.to_string();
+    let message = weak.to_string();
     assert!(
         matches!(weak, PostgresOpenError::WeakDurability { setting: "synchronous_commit", .. }),
         "{weak:?}"
     );
-    assert!(said.contains("synchronous_commit = off"), "it says what to change: {said}");
+    assert!(message.contains("synchronous_commit = off"), "it says what to change: {message}");
     open_with(&server, &database, |options| options.accept_weak_durability = true).await;
-    // Without standbys nothing is weaker than the disk.
+    // Without standbys none of these is weaker than the disk.
     for as_good in ["local", "remote_write", "remote_apply", "on"] {
         set(as_good);
         open(&server, &database).await;
     }
     server.set("synchronous_standby_names", "second");
     for weaker in ["local", "remote_write"] {
-        // The setting itself must not wait for a standby that is not there.
+        // The setting itself must not wait for a standby that does not exist.
         server.sql(
             "postgres",
             &format!(
@@ -154,7 +154,7 @@ async fn a_replica_is_refused_until_it_is_promoted() {
 #[tokio::test]
 async fn no_message_holds_the_password() {
     let server = Postgres::start();
-    let told = |error: &PostgresOpenError| {
+    let assert_no_password = |error: &PostgresOpenError| {
         let mut text = format!("{error} {error:?}");
         let mut cause = std::error::Error::source(error);
         while let Some(error) = cause {
@@ -166,15 +166,15 @@ async fn no_message_holds_the_password() {
     let port = server.port();
     let nobody = refusal(&format!("postgres://nobody:hunter2@127.0.0.1:{port}/postgres"), options()).await;
     assert!(matches!(nobody, PostgresOpenError::Refused { .. }), "{nobody:?}");
-    told(&nobody);
+    assert_no_password(&nobody);
     let nowhere = refusal("postgres://postgres:hunter2@127.0.0.1:1/postgres", options()).await;
     assert!(matches!(nowhere, PostgresOpenError::Unreachable { .. }), "{nowhere:?}");
     assert!(nowhere.to_string().contains("127.0.0.1:1/postgres"), "{nowhere}");
-    told(&nowhere);
+    assert_no_password(&nowhere);
     for unreadable in ["postgres://postgres:hunter2@127.0.0.1:x/", "hunter2"] {
         let bad = refusal(unreadable, options()).await;
         assert!(matches!(bad, PostgresOpenError::BadUrl), "{bad:?}");
-        told(&bad);
+        assert_no_password(&bad);
     }
     let url = format!("postgres://postgres:hunter2@127.0.0.1:{port}/postgres");
     let store = PostgresStore::open(&url, options()).await.expect("the store opens");

@@ -1,4 +1,4 @@
-//! What the server makes of the statements: its plans, and which updates stay within their page.
+//! Plans that the server chooses for the statements, and updates that stay within their page.
 
 use ibid_core::reap::{CURSOR_START, ReapTarget};
 use ibid_core::record::RecordDetails;
@@ -13,12 +13,12 @@ async fn no_hot_path_statement_scans_a_table() {
         // It logs the plan of every statement as it was run.
         ("session_preload_libraries", "auto_explain"),
         ("auto_explain.log_min_duration", "0"),
-        // Nobody comes by to refresh what the planner believes.
+        // The planner's statistics are not refreshed.
         ("autovacuum", "off"),
     ]);
     let database = server.create_database();
     drop(open(&server, &database).await);
-    // The worst that the planner can believe: there is nothing.
+    // The worst statistics for the planner: all tables are empty.
     server.sql(&database, "vacuum analyze");
     let open_one = async |prepare, connections_max| {
         open_with(&server, &database, |options| {
@@ -27,7 +27,7 @@ async fn no_hot_path_statement_scans_a_table() {
         })
         .await
     };
-    // A single connection has no settings of its own.
+    // A store with a single connection has no session settings.
     let stores = [open_one(true, 2).await, open_one(true, 1).await, open_one(false, 2).await];
     for store in &stores[..2] {
         use_every_verb(store).await;
@@ -58,7 +58,7 @@ async fn no_hot_path_statement_scans_a_table() {
             let plan = scan.map(|at| &log[log[..at].rfind("Query Text").unwrap_or(at)..at]);
             assert_eq!(plan, None, "{table} is scanned by store {number}");
         }
-        // Servers do not all look at a row's place again after they waited for it: its version must be compared, too.
+        // Not all servers re-check a row's ctid after they waited for it, so the version must be compared too.
         for (at, _) in log.match_indices("Tid Scan on ibid_record r") {
             let filter = log[at..].lines().take(5).find(|line| line.contains("Filter:")).unwrap_or_default();
             for column in ["(id IS DISTINCT FROM v.id)", "(count = $", "= nonce"] {
@@ -108,20 +108,20 @@ async fn a_flight_in_a_session_without_its_settings_writes_nothing() {
     assert_eq!(server.sql(&database, "select count(*) from ibid_body"), "1");
 }
 
-/// Often enough that the server settles on a plan.
+/// Runs every statement often enough that the server settles on a plan.
 async fn use_every_verb(store: &PostgresStore) {
     for _ in 0..10 {
         let begins: Vec<Change> = (0..64).map(|_| begin()).collect();
         let ids: Vec<RecordId> = begins.iter().map(|change| change.id).collect();
         commit_all(store, begins).await;
         let records = records(store, &ids).await;
-        // What is renewed has moved, and its finish goes another way.
+        // A renewed row has moved, so its finish takes another path.
         let leases = records.iter().skip(32).map(|record| (record.id, record.version)).collect();
         store.renew(leases).await.expect("a renewal succeeds");
         let take = |record: &Record| take_over(record, draft(&name_of(record), State::Completed));
         commit_all(store, records.iter().map(take).collect()).await;
         commit_all(store, records.iter().map(finish).collect()).await;
-        // More than are due: then it looks through first leases, too.
+        // More than are due, so that it scans first leases too.
         store.due(State::InProgress, 1000).await.expect("due is answered");
         for course in
             [ReapTarget::Records, ReapTarget::Effects { keep: LONG }, ReapTarget::History { keep: LONG }]
@@ -131,7 +131,7 @@ async fn use_every_verb(store: &PostgresStore) {
     }
 }
 
-/// The orders of upkeep are set at the begin, so a finish moves in none; and its page has room for it.
+/// Upkeep's sort keys are set at the begin, so a finish changes none of them; and its page has room for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_finish_touches_no_index_and_stays_in_its_page() {
     let server = Postgres::start_with(&[("autovacuum", "off")]);
@@ -188,11 +188,11 @@ async fn only_a_row_that_moves_in_an_index_leaves_its_page() {
 }
 
 async fn records(store: &PostgresStore, ids: &[RecordId]) -> Vec<Record> {
-    let found = store.load(ids.to_vec()).await.expect("a load succeeds");
-    found.into_iter().flatten().map(|stored| Arc::unwrap_or_clone(stored.record)).collect()
+    let loaded = store.load(ids.to_vec()).await.expect("a load succeeds");
+    loaded.into_iter().flatten().map(|stored| Arc::unwrap_or_clone(stored.record)).collect()
 }
 
-/// How many updates there were, and how many of them touched no index. A backend tells at the latest when it ends.
+/// Returns the number of updates, and of those that touched no index. A backend reports them at the latest when it ends.
 fn updates(server: &Postgres, database: &str) -> (u64, u64) {
     let there = "select count(*) from pg_stat_activity where application_name = 'ibid'";
     while server.sql(database, there) != "0" {}

@@ -1,5 +1,5 @@
-//! A transaction pooler before the server: each transaction meets whichever session is free. This one has a single
-//! session for everybody and does not follow prepared statements, as poolers did for long.
+//! A transaction pooler in front of the server: each transaction gets whichever session is free. This pooler has a single
+//! session for all clients and does not track prepared statements, as older poolers did not.
 
 use ibid::store::checkup::Pooler;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -29,7 +29,7 @@ async fn the_store_works_behind_a_pooler_that_refuses_settings() {
     write_behind(Settings::Refused).await;
 }
 
-/// What a pooler makes of settings that a session is to start with.
+/// Treatment of startup settings by a pooler.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Settings {
     Ignored,
@@ -45,9 +45,9 @@ async fn write_behind(settings: Settings) {
         let store = store.clone();
         writers.spawn(async move {
             for _ in 0..10 {
-                let begun = Arc::new(begin());
-                assert!(matches!(commit_patiently(&store, &begun).await, Commit::Done(_)));
-                let stored = load(&*store, begun.id).await.expect("what was begun is there");
+                let change = Arc::new(begin());
+                assert!(matches!(commit_patiently(&store, &change).await, Commit::Done(_)));
+                let stored = load(&*store, change.id).await.expect("what was begun is there");
                 let finished = Arc::new(finish(&stored.record));
                 assert!(matches!(commit_patiently(&store, &finished).await, Commit::Done(_)));
             }
@@ -59,7 +59,7 @@ async fn write_behind(settings: Settings) {
     assert_eq!(server.sql("postgres", "select count(*) from ibid_record where purge_at is not null"), "80");
 }
 
-/// Where a pooler before the server listens. It ends with the test's runtime.
+/// Starts a pooler in front of the server and returns its URL. It ends with the test's runtime.
 async fn pooler_before(server: &Postgres, settings: Settings) -> String {
     let (port, session) = (server.port(), session(server.port()).await);
     let session = Arc::new(Mutex::new(session));
@@ -69,26 +69,26 @@ async fn pooler_before(server: &Postgres, settings: Settings) -> String {
         .replace(&format!(":{port}/"), &format!(":{}/", listener.local_addr().expect("a port").port()));
     tokio::spawn(async move {
         while let Ok((client, _)) = listener.accept().await {
-            // Messages are passed on one by one, and each would wait for the last to be confirmed.
+            // Messages are passed on one by one, and each would wait until the last is acknowledged.
             client.set_nodelay(true).expect("a TCP socket");
-            // A client that goes away ends its part with an error, which is nobody's concern.
+            // A client that disconnects ends its task with an error, which does not matter.
             tokio::spawn(serve(client, session.clone(), settings));
         }
     });
     url
 }
 
-/// The one session with the server, ready for a question.
+/// Opens the one session with the server, ready for a query.
 async fn session(port: u16) -> TcpStream {
     let mut server = TcpStream::connect(("127.0.0.1", port)).await.expect("the server listens");
     server.set_nodelay(true).expect("a TCP socket");
     let hello = b"\0\x03\0\0user\0postgres\0database\0postgres\0\0";
-    server.write_all(&framed(None, hello)).await.expect("the server hears");
+    server.write_all(&frame_message(None, hello)).await.expect("the server hears");
     while message(&mut server).await.expect("the server answers").0 != READY {}
     server
 }
 
-/// Lets a client in, and gives it the session for as long as each of its transactions lasts.
+/// Admits a client, and gives it the session for the duration of each of its transactions.
 async fn serve(
     mut client: TcpStream,
     session: Arc<Mutex<TcpStream>>,
@@ -98,10 +98,10 @@ async fn serve(
     client.read_exact(&mut hello).await?;
     if settings == Settings::Refused && hello.windows(8).any(|part| part == b"options\0") {
         let refusal = b"SFATAL\0VFATAL\0C08P01\0Munsupported startup parameter: options\0\0";
-        return client.write_all(&framed(Some(b'E'), refusal)).await;
+        return client.write_all(&frame_message(Some(b'E'), refusal)).await;
     }
-    client.write_all(&framed(Some(b'R'), &0u32.to_be_bytes())).await?;
-    client.write_all(&framed(Some(READY), b"I")).await?;
+    client.write_all(&frame_message(Some(b'R'), &0u32.to_be_bytes())).await?;
+    client.write_all(&frame_message(Some(READY), b"I")).await?;
     loop {
         let mut first = Some(message(&mut client).await?);
         let mut server = session.lock().await;
@@ -113,14 +113,14 @@ async fn serve(
             if kind == TERMINATE {
                 return Ok(());
             }
-            server.write_all(&framed(Some(kind), &text)).await?;
-            // Only after these does the server say that it is ready.
+            server.write_all(&frame_message(Some(kind), &text)).await?;
+            // Only after these does the server report that it is ready.
             if !matches!(kind, QUERY | SYNC) {
                 continue;
             }
             let state = loop {
                 let (kind, text) = message(&mut server).await?;
-                client.write_all(&framed(Some(kind), &text)).await?;
+                client.write_all(&frame_message(Some(kind), &text)).await?;
                 if kind == READY {
                     break text;
                 }
@@ -139,7 +139,7 @@ async fn message(stream: &mut TcpStream) -> std::io::Result<(u8, Vec<u8>)> {
     Ok((kind, text))
 }
 
-fn framed(kind: Option<u8>, text: &[u8]) -> Vec<u8> {
+fn frame_message(kind: Option<u8>, text: &[u8]) -> Vec<u8> {
     let length = u32::try_from(text.len() + 4).expect("a short message").to_be_bytes();
     kind.into_iter().chain(length).chain(text.iter().copied()).collect()
 }

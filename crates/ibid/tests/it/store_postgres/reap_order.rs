@@ -1,4 +1,4 @@
-//! The orders of upkeep: what they name before its time.
+//! The sort keys of upkeep: rows that they name before their time.
 
 use ibid_core::policy::Policy;
 use ibid_core::reap::ReapTarget;
@@ -9,8 +9,8 @@ use super::*;
 const NOW: &str = "(extract(epoch from clock_timestamp()) * 1000000)::int8";
 
 async fn due(store: &PostgresStore, state: State) -> Vec<TestRecord> {
-    let found = store.due(state, 100).await.expect("due is answered");
-    found.iter().map(|stored| name_of(&stored.record)).collect()
+    let records = store.due(state, 100).await.expect("due is answered");
+    records.iter().map(|stored| name_of(&stored.record)).collect()
 }
 
 fn kept_for(retention: Duration) -> Change {
@@ -27,21 +27,21 @@ async fn the_reaper_defers_a_late_finish_to_its_real_expiry() {
     let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let begun = put(&*store, &kept_for(LONG)).await.record;
-    let stored = put(&*store, &finish(&begun)).await;
-    // As if it had been begun long ago.
+    let running = put(&*store, &kept_for(LONG)).await.record;
+    let stored = put(&*store, &finish(&running)).await;
+    // As if the record had begun long ago.
     server.sql(&database, "update ibid_record set reap_at = 1");
     let ripe = async || store.count_reapable(ReapTarget::Records).await.expect("it is counted");
     assert_eq!(ripe().await.remove, 0);
     let reaped = reap_all(&*store, ReapTarget::Records).await;
     assert_eq!((reaped.stripped, reaped.removed, reaped.held), (0, 0, 0), "nothing goes before its time");
-    assert_eq!(load(&*store, begun.id).await.map(|after| after.record), Some(stored.record));
+    assert_eq!(load(&*store, running.id).await.map(|after| after.record), Some(stored.record));
     assert_eq!(server.sql(&database, "select reap_at = expires_at from ibid_record"), "t");
 
     let ran_long = put(&*store, &kept_for(SHORT)).await.record;
     pass(&server, &database, SECOND);
     put(&*store, &finish(&ran_long)).await;
-    // Retention counts from the finish: this one may come too early, and puts it off.
+    // Retention counts from the finish: this round may be too early, and then defers the row.
     let early = reap_all(&*store, ReapTarget::Records).await.removed;
     pass(&server, &database, SECOND);
     let later = reap_all(&*store, ReapTarget::Records).await.removed;
@@ -58,7 +58,7 @@ async fn the_reaper_revisits_running_records_every_hour() {
     let lapsed = put(&*store, &fresh(&TestRecord::fresh(), SHORT)).await.record;
     pass(&server, &database, SECOND);
     server.sql(&database, "update ibid_record set reap_at = 1");
-    assert!(due(&store, State::InProgress).await.is_empty(), "nobody looks through it any more");
+    assert!(due(&store, State::InProgress).await.is_empty(), "the scan does not see it any more");
     let reaped = reap_all(&*store, ReapTarget::Records).await;
     assert_eq!((reaped.stripped, reaped.removed, reaped.held), (0, 0, 0));
     let put_off = format!(
@@ -66,7 +66,7 @@ async fn the_reaper_revisits_running_records_every_hour() {
     );
     assert_eq!(server.sql(&database, &put_off), "2");
     assert_eq!(ids(&due(&store, State::InProgress).await), [lapsed.id], "but the reaper came by");
-    // It was put off for long, and goes in its turn all the same.
+    // Both were deferred by an hour, and are removed on time all the same.
     for record in [running, lapsed] {
         let over = Draft {
             expires_in: Some(SHORT),
@@ -85,8 +85,8 @@ async fn the_reaper_gets_past_more_rows_than_one_step_takes() {
     let database = server.create_database();
     let store = open(&server, &database).await;
     commit_all(&*store, (0..300).map(|_| begin()).collect()).await;
-    let begun = put(&*store, &kept_for(SHORT)).await.record;
-    put(&*store, &finish(&begun)).await;
+    let running = put(&*store, &kept_for(SHORT)).await.record;
+    put(&*store, &finish(&running)).await;
     pass(&server, &database, SECOND);
     server.sql(&database, "update ibid_record set reap_at = 7 where due_at is not null");
     assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 1, "also past those at one instant");

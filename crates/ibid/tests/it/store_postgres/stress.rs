@@ -1,5 +1,5 @@
-//! Everybody at once on one database: two processes that begin the same keys, holders that finish, renew or go silent, sweepers
-//! that take over, reapers. Whatever each was told at the end is what is stored.
+//! All kinds of work at once on one database: two processes that begin the same keys, owners that finish, renew or go
+//! silent, sweepers that take over, and reapers. In the end every reported outcome is the stored one.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,8 +14,8 @@ use tokio::task::JoinSet;
 
 use super::*;
 
-/// Writes that were done, by their record.
-type Told = HashMap<RecordId, Vec<Change>>;
+/// Writes that were reported as done, by record.
+type ReportedWrites = HashMap<RecordId, Vec<Change>>;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn every_reported_outcome_is_the_stored_one_under_stress() {
@@ -31,16 +31,16 @@ async fn every_reported_outcome_is_the_stored_one_under_stress() {
         upkeep.spawn(sweep(store.clone(), over.clone()));
         upkeep.spawn(reap(store.clone(), stranger(&server, &database).await, over.clone()));
     }
-    let mut told = Told::new();
-    let mut add = |some: Told| {
+    let mut reported = ReportedWrites::new();
+    let mut add = |some: ReportedWrites| {
         for (id, changes) in some {
-            told.entry(id).or_default().extend(changes);
+            reported.entry(id).or_default().extend(changes);
         }
     };
     for some in holders.join_all().await {
         add(some);
     }
-    // Those whose holders went silent are all taken over before the sweepers end: they have seen the last of them lapse.
+    // Records with a silent owner are all taken over before the sweepers end: those have seen the last of them lapse.
     let waiting = "select count(*) from ibid_record where state = 2";
     let until = Instant::now() + PATIENCE;
     while server.sql(&database, waiting) != "0" {
@@ -53,12 +53,12 @@ async fn every_reported_outcome_is_the_stored_one_under_stress() {
     assert!(renewals.load(Ordering::SeqCst) > 0, "some held on");
     let (mut finished, mut taken) = (0, 0);
     for name in names.iter() {
-        let stored = load(&*stores[0], name.id).await.expect("it stands");
-        let [begun, ended] = &told[&name.id][..] else {
-            panic!("begun once and ended once: {:?}", told[&name.id]);
+        let stored = load(&*stores[0], name.id).await.expect("it exists");
+        let [begun, ended] = &reported[&name.id][..] else {
+            panic!("begun once and ended once: {:?}", reported[&name.id]);
         };
-        assert_eq!(stored.record.birth, begun.nonce, "who was told that it began it did");
-        assert!(ended.is_stored_as(&stored), "who was told that it ended it did");
+        assert_eq!(stored.record.birth, begun.nonce, "the reported begin is the stored one");
+        assert!(ended.is_stored_as(&stored), "the reported end is the stored one");
         let answer = ended.bodies.first().map(|body| body.data.clone());
         assert_eq!(stored.answer, answer);
         if answer.is_some() { finished += 1 } else { taken += 1 }
@@ -67,14 +67,14 @@ async fn every_reported_outcome_is_the_stored_one_under_stress() {
     assert_eq!(server.sql(&database, "select count(*) from ibid_late"), "0");
 }
 
-/// Begins what it can get; of that it finishes a part, holds on to another, and forgets a third.
+/// Begins what it can win; of that it finishes a third, renews and finishes a third, and abandons a third.
 async fn hold(
     store: Arc<PostgresStore>,
     names: Arc<Vec<TestRecord>>,
     line: Arc<Barrier>,
     renewals: Arc<AtomicUsize>,
-) -> Told {
-    let mut told = Told::new();
+) -> ReportedWrites {
+    let mut reported = ReportedWrites::new();
     for few in names.chunks(BATCH) {
         let begins: Vec<Change> = few.iter().map(|name| fresh(name, LEASE)).collect();
         line.wait().await;
@@ -83,57 +83,58 @@ async fn hold(
         for begin in begins {
             if let Commit::Done(stamp) = fates[&begin.id] {
                 won.extend(begin.applied(stamp, None));
-                told.insert(begin.id, vec![begin]);
+                reported.insert(begin.id, vec![begin]);
             }
         }
         let ends: Vec<Arc<Record>> =
             won.iter().step_by(3).chain(won.iter().skip(1).step_by(3)).cloned().collect();
         let leases = won.iter().skip(1).step_by(3).map(|record| (record.id, record.version)).collect();
         let renewed = store.renew(leases).await.expect("a renewal succeeds");
-        let held = renewed.iter().filter(|renewed| matches!(renewed, RenewOutcome::Until(_))).count();
-        renewals.fetch_add(held, Ordering::SeqCst);
+        let renewed_count =
+            renewed.iter().filter(|renewed| matches!(renewed, RenewOutcome::Until(_))).count();
+        renewals.fetch_add(renewed_count, Ordering::SeqCst);
         let finishes: Vec<Change> = ends.iter().map(|record| finish(record)).collect();
         let fates = commit_all(&*store, finishes.clone()).await;
         for finish in finishes {
             if matches!(fates[&finish.id], Commit::Done(_)) {
-                told.entry(finish.id).or_default().push(finish);
+                reported.entry(finish.id).or_default().push(finish);
             }
         }
     }
-    told
+    reported
 }
 
-async fn sweep(store: Arc<PostgresStore>, over: Arc<AtomicBool>) -> Told {
-    let mut told = Told::new();
+async fn sweep(store: Arc<PostgresStore>, over: Arc<AtomicBool>) -> ReportedWrites {
+    let mut reported = ReportedWrites::new();
     while !over.load(Ordering::SeqCst) {
         for stored in store.due(State::InProgress, 20).await.expect("due is answered") {
             let record = stored.record;
             let takeover = take_over(&record, draft(&name_of(&record), State::Unknown));
             if matches!(commit(&*store, &takeover).await, Commit::Done(_)) {
-                told.entry(record.id).or_default().push(takeover);
+                reported.entry(record.id).or_default().push(takeover);
             }
         }
     }
-    told
+    reported
 }
 
-/// Somebody sees to it that the reaper comes by where it has nothing to do yet.
-async fn reap(store: Arc<PostgresStore>, stranger: Client, over: Arc<AtomicBool>) -> Told {
+/// Another session makes the reaper visit records that are not due yet.
+async fn reap(store: Arc<PostgresStore>, stranger: Client, over: Arc<AtomicBool>) -> ReportedWrites {
     let early = "update ibid_record set reap_at = 1
                  where id = any (array(select id from ibid_record where get_byte(id, 0) % 4 = 0 for update skip locked))";
     while !over.load(Ordering::SeqCst) {
-        stranger.execute(early, &[]).await.expect("it waits for nobody");
+        stranger.execute(early, &[]).await.expect("it does not wait");
         let reaped = store.reap(ReapTarget::Records, CURSOR_START, 50).await.expect("a reaping succeeds");
         assert_eq!((reaped.stripped, reaped.removed), (0, 0), "nothing is past its time");
     }
-    Told::new()
+    ReportedWrites::new()
 }
 
 const KEYS: usize = 1200;
 const BATCH: usize = 60;
 
-/// Short enough that some lapse while their holders are about to finish them.
+/// Short enough that some lapse while their owners are about to finish them.
 const LEASE: Duration = Duration::from_millis(8);
 
-/// Far above what a loaded two-core machine needs: only a record that is missed meets it.
+/// Far above what a loaded two-core machine needs: only a missed record reaches it.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,5 +1,5 @@
-//! A record that this program can't read, because its policy is lost or a later ibid wrote it: it hides no other, it ties
-//! nobody down, and it is never taken for one that is not there.
+//! A record that this program can't read, because its policy is lost or a later ibid wrote it: it hides no other record,
+//! keeps no task busy, and is never taken for absent.
 
 use ibid::engine::Settings;
 use ibid::transaction::{Database, SqlFault, TxError};
@@ -8,11 +8,11 @@ use ibid_core::store::{Browse, RecordFilter};
 use ibid_testkit::contract::SHORT;
 
 use super::*;
-use crate::adapters::databases::{Place, TokioPostgresPools};
+use crate::adapters::databases::{TestDatabase, TokioPostgresPools};
 use crate::transaction::harness::World;
 
-/// One that nobody can read, and those behind it, all due.
-async fn lapsed(server: &Postgres, database: &str, store: &PostgresStore) -> Vec<RecordId> {
+/// Inserts one unreadable record and three behind it, all due.
+async fn begin_lapsed(server: &Postgres, database: &str, store: &PostgresStore) -> Vec<RecordId> {
     let mut ids = Vec::new();
     for _ in 0..4 {
         let begin = fresh(&TestRecord::fresh(), SHORT);
@@ -29,10 +29,10 @@ async fn a_record_that_can_not_be_read_hides_no_other() {
     let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let ids = lapsed(&server, &database, &store).await;
+    let ids = begin_lapsed(&server, &database, &store).await;
     let due = async |limit| {
-        let found = store.due(State::InProgress, limit).await.expect("due is answered");
-        found.into_iter().map(|stored| stored.record.id).collect::<Vec<_>>()
+        let records = store.due(State::InProgress, limit).await.expect("due is answered");
+        records.into_iter().map(|stored| stored.record.id).collect::<Vec<_>>()
     };
     assert_eq!(due(100).await, ids[1..]);
     // It is the first one, and fills a batch of one.
@@ -48,13 +48,13 @@ async fn a_record_that_can_not_be_read_hides_no_other() {
         after = Some(stored.record.id);
     }
     assert_eq!(listed, sorted, "page by page");
-    // Whoever asks for it by name is told.
+    // Loading it by id fails.
     assert!(!store.load(vec![ids[0]]).await.expect_err("it can't be read").is_transient());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn begins_on_an_unreadable_record_leave_nothing_behind() {
-    let world = World::<TokioPostgresPools>::new(Place::postgres()).await;
+    let world = World::<TokioPostgresPools>::new(TestDatabase::postgres()).await;
     let bob = world.other_node().await;
     let _held = world.begin_on(&bob, "k").await;
     world.sql("update ibid_record set policy = 0").await;
@@ -62,17 +62,17 @@ async fn begins_on_an_unreadable_record_leave_nothing_behind() {
         assert!(world.ibid.begin(world.ask("k")).await.is_err());
     }
     let settled = tokio::time::timeout(Settings::default().begin_timeout * 10, world.ibid.settled()).await;
-    settled.expect("nobody goes on asking");
+    settled.expect("no task keeps retrying");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_policy_is_not_taken_for_a_lost_lease() {
-    let world = World::<TokioPostgresPools>::new(Place::postgres()).await;
+    let world = World::<TokioPostgresPools>::new(TestDatabase::postgres()).await;
     let mut attempt = world.begin("k").await;
     world.sql("delete from ibid_policy").await;
     let refused = attempt.inside(world.db.begin().await.unwrap()).await;
     assert!(matches!(&refused, Err(TxError::Sql(error)) if error.fault() == SqlFault::Wrong), "{refused:?}");
-    // Whoever stores it again, by whatever connection, makes it readable again.
+    // A process that stores the policy again, through any connection, makes it readable again.
     let bob = world.other_node().await;
     drop(world.begin_on(&bob, "another").await);
     assert!(attempt.inside(world.db.begin().await.unwrap()).await.is_ok());

@@ -1,4 +1,4 @@
-//! What the reaper leaves alone, and what it leaves behind.
+//! Rows that the reaper skips, and what it leaves behind.
 
 use ibid::outcome::{Begin, Outcome};
 use ibid::upkeep::{Retention, reap_once, reap_store};
@@ -13,7 +13,7 @@ use ibid_testkit::contract::{answering, put, reap_all, telling};
 use super::*;
 use crate::request_fixture::ask;
 
-/// The worst that a reaper can do to others: its step stops with every row in its hands.
+/// The worst case for other sessions: a reap step stalls while it has every row locked.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn traffic_goes_on_while_a_step_of_the_reaper_is_open() {
     let server = Postgres::start();
@@ -30,7 +30,7 @@ async fn traffic_goes_on_while_a_step_of_the_reaper_is_open() {
     let step = reaper.query_one(step, &[&CURSOR_START, &limit, &note, &flags, &held]).await;
     assert_eq!(step.expect("a step").get::<_, i64>(1), 200, "it removes them, and does not commit");
 
-    // New keys, renewals, answers and looks, and a reaper of another node.
+    // New keys, renewals, finishes and reads, and a reaper of another node.
     let fresh = commit_all(&*store, (0..100).map(|_| begin()).collect()).await;
     assert!(fresh.values().all(|fate| matches!(fate, Commit::Done(_))), "{fresh:?}");
     let loaded = store.load(running.iter().map(|change| change.id).collect()).await.expect("a load succeeds");
@@ -63,8 +63,8 @@ async fn an_unknown_outcome_goes_after_unknown_retention() {
     pass(&server, &database, 2 * HOUR);
     let harvest = reap_once(&ibid, Retention::default()).await.expect("a round");
     assert_eq!((harvest.settled, harvest.removed), (1, 1), "{harvest:?}");
-    let told = "select count(*) from ibid_event where detail like '%unknown_retention%'";
-    assert_eq!(server.sql(&database, told), "1", "never silently");
+    let lines = "select count(*) from ibid_event where detail like '%unknown_retention%'";
+    assert_eq!(server.sql(&database, lines), "1", "never silently");
     assert!(matches!(begin().await, Begin::Run(_)), "as new");
 }
 
@@ -107,15 +107,15 @@ async fn a_record_held_by_a_business_row_blocks_no_other() {
     let change =
         |name: &TestRecord| telling(answering(insert(name, draft(name)), b"paid"), HistoryKind::Settled, "");
     commit_all(&*store, names.iter().map(change).collect()).await;
-    // First and last, in a row, more than one step passes over, and many at one instant.
-    let held: Vec<TestRecord> =
+    // The first, the last, several in a row, more than one step skips, and many at one instant.
+    let referenced: Vec<TestRecord> =
         [0, 1, 2, 150, 299].into_iter().chain(200..250).map(|place| names[place].clone()).collect();
     let sql = "insert into payment select unnest($1::bytea[])";
-    stranger.execute(sql, &[&ids(&held)]).await.expect("payments");
+    stranger.execute(sql, &[&ids(&referenced)]).await.expect("payments");
     server.sql(&database, "update ibid_record set expires_at = null, purge_at = 7, reap_at = 7");
     let sql = "update ibid_record set purge_at = 8 + get_byte(id, 0), reap_at = 8 + get_byte(id, 0)
                where id = any ($1)";
-    stranger.execute(sql, &[&ids(&names[..100])]).await.expect("instants of their own");
+    stranger.execute(sql, &[&ids(&names[..100])]).await.expect("separate instants");
     let sql = "insert into ibid_effect (birth, nonce, lease_us, created_at, done_at, count, tries, state, open, owes,
                                         record, name, kind, downstream_key, rules, tenant, payload)
                values (1, 1, 0, 0, 0, 1, 0, 1, false, false, $1, 'mail', 'http', 'd', '', 'shop', '')";
@@ -145,7 +145,7 @@ async fn a_reap_run_gets_past_any_number_of_held_records() {
         insert(name, Draft { purge_in: Some(Duration::ZERO), ..draft(name, State::Completed) })
     };
     commit_all(&*store, names.iter().map(change).collect()).await;
-    // Each at an instant of its own; more are held than many steps pass over, and what may go comes last.
+    // Each at a separate instant; more are referenced than many steps skip, and the removable ones come last.
     server.sql(
         &database,
         "create table payment (record bytea references ibid_record (id));
@@ -154,10 +154,11 @@ async fn a_reap_run_gets_past_any_number_of_held_records() {
           where placed.id = r.id;
          insert into payment select id from ibid_record where purge_at <= 7 + 240",
     );
-    let mut told = 0;
-    let run = reap_store(&*store, Retention::default(), |harvest| told = told.max(harvest.held)).await;
+    let mut reported = 0;
+    let run =
+        reap_store(&*store, Retention::default(), |harvest| reported = reported.max(harvest.held)).await;
     let harvest = run.expect("nothing failed");
-    assert_eq!((harvest.removed, harvest.held, told), (10, 240, 240));
+    assert_eq!((harvest.removed, harvest.held, reported), (10, 240, 240));
     assert!(!harvest.unfinished);
 }
 

@@ -1,4 +1,4 @@
-//! Reserve, then finish inside: what holds for an Attempt in the caller's transaction.
+//! Reserve first, then finish in the caller's transaction: the rules for an attempt in this mode.
 
 use ibid::outcome::{Begin, Outcome};
 use ibid::transaction::{Database, TxError};
@@ -14,7 +14,7 @@ use crate::lossy_database::{Lossy, Reply};
 
 pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
     business_row_effect_and_answer_commit_together(world).await;
-    what_is_dropped_leaves_nothing_and_the_attempt_may_go_in_again(world).await;
+    a_dropped_transaction_leaves_its_attempt_usable(world).await;
     a_lost_lease_is_refused_before_any_work(world).await;
     an_answer_that_is_no_success_undoes_the_work(world).await;
     a_lost_reply_is_settled_by_the_record(world).await;
@@ -41,7 +41,7 @@ async fn business_row_effect_and_answer_commit_together<A: Adapter>(world: &Worl
         let effects = world.effects("together").await;
         assert_eq!(effects.len(), 1);
         assert_eq!((&effects[0].payload[..], effects[0].owes), (&b"42"[..], false));
-        assert_eq!(world.replayed("together").await, answer(201));
+        assert_eq!(world.replay("together").await, answer(201));
         assert!(matches!(
             world.ibid.begin(world.ask("together")).await.unwrap(),
             Begin::Skip(Outcome::Completed(_))
@@ -51,7 +51,7 @@ async fn business_row_effect_and_answer_commit_together<A: Adapter>(world: &Worl
     assert!(matches!(other, Begin::Skip(Outcome::Mismatch)));
 }
 
-async fn what_is_dropped_leaves_nothing_and_the_attempt_may_go_in_again<A: Adapter>(world: &World<A>) {
+async fn a_dropped_transaction_leaves_its_attempt_usable<A: Adapter>(world: &World<A>) {
     let mut attempt = world.begin("dropped").await;
     let mut inside = attempt.inside(world.tx().await).await.unwrap();
     pay_and_charge(&mut inside, "dropped", "first").await.unwrap();
@@ -86,11 +86,11 @@ async fn a_lost_lease_is_refused_before_any_work<A: Adapter>(world: &World<A>) {
     pay(&mut *inside, "lapsed", "bob").await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     assert!(matches!(zombie.inside(world.tx().await).await, Err(TxError::LeaseLost)));
-    // Late news of a zombie that did nothing changes nothing.
+    // A late release by a zombie that did nothing changes nothing.
     assert!(matches!(zombie.release(ErrorCode::NotSent).await, Outcome::Superseded(_)));
     assert!(world.paid_by("lapsed", "bob").await);
     assert_eq!(world.payments("lapsed").await, 1);
-    assert_eq!(world.replayed("lapsed").await, answer(201));
+    assert_eq!(world.replay("lapsed").await, answer(201));
 }
 
 async fn an_answer_that_is_no_success_undoes_the_work<A: Adapter>(world: &World<A>) {
@@ -109,7 +109,7 @@ async fn an_answer_that_is_no_success_undoes_the_work<A: Adapter>(world: &World<
         world.nothing_of(key).await;
         if stored {
             assert!(is_stored(&finished, said.status), "{key}: {finished:?}");
-            assert_eq!(world.replayed(key).await, said);
+            assert_eq!(world.replay(key).await, said);
         } else {
             assert!(matches!(finished, Outcome::Released), "{key}: {finished:?}");
             assert_eq!(world.begin(key).await.number(), 2, "{key}");
@@ -119,13 +119,13 @@ async fn an_answer_that_is_no_success_undoes_the_work<A: Adapter>(world: &World<
 
 async fn a_lost_reply_is_settled_by_the_record<A: Adapter>(world: &World<A>) {
     let replies = [Reply::Lost, Reply::NeverSent];
-    let lossy = Lossy::new(A::open(&world.place, 2, PATIENT).await, &replies);
+    let lossy = Lossy::new(A::open(&world.test_db, 2, PATIENT).await, &replies);
     let mut attempt = world.begin("lost").await;
     let mut inside = attempt.inside(lossy.begin().await.unwrap()).await.unwrap();
     pay_and_charge(&mut inside, "lost", "ann").await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     assert_eq!((world.payments("lost").await, world.effects("lost").await.len()), (1, 1));
-    assert_eq!(world.replayed("lost").await, answer(201));
+    assert_eq!(world.replay("lost").await, answer(201));
 
     let mut attempt = world.begin("never sent").await;
     let mut inside = attempt.inside(lossy.begin().await.unwrap()).await.unwrap();
@@ -188,7 +188,7 @@ async fn an_answer_too_large_to_repeat_is_refused<A: Adapter>(world: &World<A>) 
     let inside = attempt.inside(world.tx().await).await.unwrap();
     let largest = Response::plain(201, "text/plain", "x".repeat(1 << 20));
     assert!(is_stored(&inside.finish(largest.clone()).await.unwrap(), 201));
-    assert_eq!(world.replayed("large").await, largest);
+    assert_eq!(world.replay("large").await, largest);
 }
 
 async fn an_attempt_that_has_ended_goes_nowhere<A: Adapter>(world: &World<A>) {

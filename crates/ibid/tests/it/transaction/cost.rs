@@ -1,4 +1,4 @@
-//! What each mode costs on PostgreSQL: the numbers of the documentation.
+//! Cost of each mode on PostgreSQL: the numbers of the documentation.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -11,51 +11,51 @@ use ibid_core::store::BoxFuture;
 use ibid_testkit::postgres::Postgres;
 
 use super::harness::{World, answer, is_stored, pay, until};
-use crate::adapters::databases::{Place, TokioPostgresPools};
+use crate::adapters::databases::{TestDatabase, TokioPostgresPools};
 use crate::adapters::{Adapter, PATIENT};
 
 #[derive(Clone, Copy, Debug)]
 enum Mode {
-    /// Business row alone, without a key: what the application pays anyway.
+    /// Business row alone, without a key: the application's own cost.
     Bare,
-    /// The same, with a key around it: what the layer and the gateway do.
+    /// Business row with a key around it, as in the layer and the gateway.
     Around,
     ReserveThenFinish,
     AllInside,
-    /// The business row in one Phase.
+    /// The business row in one phase.
     Phase,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_mode_costs_what_the_documentation_says() {
-    // Nobody else commits.
+    // A separate server without autovacuum: no other session commits.
     let server = Postgres::start_with(&[("autovacuum", "off")]);
     let bare = cost(&server, Mode::Bare).await;
     assert_eq!(bare, Cost { commits: 1, round_trips: 3 }, "begin, insert, commit");
     let around = cost(&server, Mode::Around).await;
     assert_eq!(around, Cost { commits: 1 + 2, round_trips: bare.round_trips });
-    // The reservation, one commit and one round trip, is the store's and not counted among the caller's: lock, update
-    // and answer are added.
+    // The reservation, one commit and one round trip, is on the store's connection and not counted for the caller. Added
+    // are lock, update and response.
     let first = cost(&server, Mode::ReserveThenFinish).await;
     assert_eq!(first, Cost { commits: 2, round_trips: bare.round_trips + 3 });
-    // The wait for locks, the reservation, the wait as before, a savepoint, update and answer.
+    // Added are: set the lock timeout, reserve, reset the timeout, a savepoint, update and response.
     let second = cost(&server, Mode::AllInside).await;
     assert_eq!(second, Cost { commits: 1, round_trips: bare.round_trips + 6 });
-    // Around it as everywhere; lock, recovery point and result are added.
+    // Reserved and finished as in `Around`; added are lock, recovery point and result.
     let phase = cost(&server, Mode::Phase).await;
     assert_eq!(phase, Cost { commits: 2 + 1, round_trips: bare.round_trips + 3 });
 }
 
-/// Of one request.
+/// Cost of one request.
 #[derive(Debug, PartialEq, Eq)]
 struct Cost {
-    /// By everybody.
+    /// Commits of all sessions.
     commits: i64,
-    /// On the caller's connection.
+    /// Round trips on the caller's connection.
     round_trips: i64,
 }
 
-/// What more requests cost more: whatever is paid once drops out.
+/// Returns the cost per request, from the difference of two runs: one-time costs cancel out.
 async fn cost(server: &Postgres, mode: Mode) -> Cost {
     let (few, many) = (total(server, mode, 3).await, total(server, mode, 13).await);
     let per_request = |more: i64| {
@@ -70,10 +70,10 @@ async fn cost(server: &Postgres, mode: Mode) -> Cost {
 
 async fn total(server: &Postgres, mode: Mode, requests: i64) -> Cost {
     let database = server.create_database();
-    let world = World::<TokioPostgresPools>::new(Place::at(server.url_for(&database))).await;
+    let world = World::<TokioPostgresPools>::new(TestDatabase::at(server.url_for(&database))).await;
     let sent = Arc::new(AtomicI64::new(0));
-    let pool = TokioPostgresPools::open(&world.place, 1, PATIENT).await;
-    let db = Counted { inner: pool, sent: sent.clone() };
+    let pool = TokioPostgresPools::open(&world.test_db, 1, PATIENT).await;
+    let db = CountingDatabase { inner: pool, sent: sent.clone() };
     for n in 0..requests {
         let key = format!("k{n}");
         match mode {
@@ -96,8 +96,8 @@ async fn total(server: &Postgres, mode: Mode, requests: i64) -> Cost {
                 assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
             }
             Mode::AllInside => {
-                let begun = world.ibid.begin_inside(world.ask(&key), &db, PATIENT).await.unwrap();
-                let Begin::Run(mut inside) = begun else { panic!("{begun:?}") };
+                let outcome = world.ibid.begin_inside(world.ask(&key), &db, PATIENT).await.unwrap();
+                let Begin::Run(mut inside) = outcome else { panic!("{outcome:?}") };
                 pay(&mut **inside, &key, "x").await.unwrap();
                 assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
             }
@@ -113,7 +113,7 @@ async fn total(server: &Postgres, mode: Mode, requests: i64) -> Cost {
     }
     world.ibid.settled().await;
     drop((world, db));
-    // A session tells what it did when it ends.
+    // A session reports its counts when it ends.
     let gone = format!("select count(*) from pg_stat_activity where datname = '{database}'");
     until(async || server.sql("postgres", &gone) == "0").await;
     let commits = format!("select xact_commit from pg_stat_database where datname = '{database}'");
@@ -121,27 +121,27 @@ async fn total(server: &Postgres, mode: Mode, requests: i64) -> Cost {
     Cost { commits, round_trips: sent.load(Ordering::SeqCst) }
 }
 
-/// Counts what is sent and waited for.
-struct Counted<D> {
+/// A database that counts round trips.
+struct CountingDatabase<D> {
     inner: D,
     sent: Arc<AtomicI64>,
 }
 
-struct CountedTx<T> {
+struct CountingTx<T> {
     inner: T,
     sent: Arc<AtomicI64>,
 }
 
-impl<D: Database> Database for Counted<D> {
-    type Tx = CountedTx<D::Tx>;
+impl<D: Database> Database for CountingDatabase<D> {
+    type Tx = CountingTx<D::Tx>;
 
-    async fn begin(&self) -> Result<CountedTx<D::Tx>, SqlError> {
+    async fn begin(&self) -> Result<CountingTx<D::Tx>, SqlError> {
         self.sent.fetch_add(1, Ordering::SeqCst);
-        Ok(CountedTx { inner: self.inner.begin().await?, sent: self.sent.clone() })
+        Ok(CountingTx { inner: self.inner.begin().await?, sent: self.sent.clone() })
     }
 }
 
-impl<T: SqlTx> SqlTx for CountedTx<T> {
+impl<T: SqlTx> SqlTx for CountingTx<T> {
     fn dialect(&self) -> Dialect {
         self.inner.dialect()
     }
@@ -165,7 +165,7 @@ impl<T: SqlTx> SqlTx for CountedTx<T> {
     }
 }
 
-impl<T: OwnedTx> OwnedTx for CountedTx<T> {
+impl<T: OwnedTx> OwnedTx for CountingTx<T> {
     async fn commit(self) -> Result<(), SqlError> {
         self.sent.fetch_add(1, Ordering::SeqCst);
         self.inner.commit().await

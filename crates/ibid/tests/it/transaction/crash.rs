@@ -1,6 +1,6 @@
-//! All inside, in a process that is killed on its way: what its one commit has not reached was never there.
+//! All inside, in a process that is killed midway: before its one commit, none of its work is visible.
 //!
-//! The process is this test's own binary with a failpoint armed.
+//! The process is this test binary with a failpoint armed.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, Output};
@@ -9,27 +9,27 @@ use ibid::transaction::TxError;
 
 use super::harness::{World, answer, is_stored, pay_and_charge};
 use crate::adapters::Adapter;
-use crate::adapters::databases::{Place, SqlxPostgresPools, SqlxSqlitePools};
+use crate::adapters::databases::{SqlxPostgresPools, SqlxSqlitePools, TestDatabase};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_leaves_all_or_nothing_in_a_file() {
-    all_or_nothing(World::<SqlxSqlitePools>::new(Place::sqlite()).await).await;
+    all_or_nothing(World::<SqlxSqlitePools>::new(TestDatabase::sqlite()).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_leaves_all_or_nothing_on_a_server() {
-    all_or_nothing(World::<SqlxPostgresPools>::new(Place::postgres()).await).await;
+    all_or_nothing(World::<SqlxPostgresPools>::new(TestDatabase::postgres()).await).await;
 }
 
-/// What is left of it.
+/// State after the process has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
-    /// It is dead, and nothing was ever seen.
+    /// The process was killed, and left nothing.
     Nothing,
-    /// It is dead, and has committed.
+    /// The process was killed after its commit.
     All,
-    /// It lives and has made good what went wrong.
-    Told,
+    /// The process survived, learned of the fault and retried.
+    Survived,
 }
 
 const HITS: [(&str, Left); 8] = [
@@ -37,16 +37,16 @@ const HITS: [(&str, Left); 8] = [
     ("enqueue.after=1*return(kill)", Left::Nothing),
     ("finish.before=1*return(kill)", Left::Nothing),
     ("finish.after=1*return(kill)", Left::All),
-    ("reserve.after=1*return(error)", Left::Told),
-    ("enqueue.after=1*return(error)", Left::Told),
-    ("finish.before=1*return(error)", Left::Told),
-    ("finish.after=1*return(lost)", Left::Told),
+    ("reserve.after=1*return(error)", Left::Survived),
+    ("enqueue.after=1*return(error)", Left::Survived),
+    ("finish.before=1*return(error)", Left::Survived),
+    ("finish.after=1*return(lost)", Left::Survived),
 ];
 
 async fn all_or_nothing<A: Adapter>(world: World<A>) {
     for (hit, left) in HITS {
-        let ended = tokio::task::block_in_place(|| process(&world.place, hit));
-        if left == Left::Told {
+        let ended = tokio::task::block_in_place(|| process(&world.test_db, hit));
+        if left == Left::Survived {
             assert!(ended.status.success(), "{hit}: {ended:?}");
         } else {
             assert_eq!(ended.status.signal(), Some(9), "{hit}: {ended:?}");
@@ -54,7 +54,7 @@ async fn all_or_nothing<A: Adapter>(world: World<A>) {
         if left == Left::Nothing {
             world.nothing_of(hit).await;
             assert!(world.record(hit).await.is_none(), "{hit}");
-            // Nobody has to wait for a lease to lapse.
+            // The next request does not have to wait for a lease to lapse.
             let mut inside = world.begin_inside(hit).await;
             assert_eq!(inside.number(), 1, "{hit}");
             pay_and_charge(&mut inside, hit, "the next").await.unwrap();
@@ -62,33 +62,33 @@ async fn all_or_nothing<A: Adapter>(world: World<A>) {
         }
         assert_eq!((world.payments(hit).await, world.effects(hit).await.len()), (1, 1), "{hit}");
         assert_eq!(world.paid_by(hit, "the next").await, left == Left::Nothing, "{hit}");
-        assert_eq!(world.replayed(hit).await, answer(201), "{hit}");
+        assert_eq!(world.replay(hit).await, answer(201), "{hit}");
     }
 }
 
-fn process(place: &Place, hit: &str) -> Output {
+fn process(test_db: &TestDatabase, hit: &str) -> Output {
     let mut process = Command::new(std::env::current_exe().expect("this test's binary"));
     process.args(["--ignored", "--exact", "--nocapture", "transaction::crash::one_request"]);
-    process.env(AT, &place.at).env("IBID_FAILPOINTS", hit);
+    process.env(AT, &test_db.at).env("IBID_FAILPOINTS", hit);
     process.output().expect("it starts")
 }
 
-/// Not a test by itself: what the tests above run in a process of its own. The key is the name of what happens to it.
+/// Not a test by itself: the tests above run it in a separate process. The key is the name of the armed failpoint.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "it is killed by other tests"]
 async fn one_request() {
     let at = std::env::var(AT).expect("a database");
     if at.starts_with("postgres:") {
-        carried_out(World::<SqlxPostgresPools>::beside(Place::at(at)).await).await;
+        run_request(World::<SqlxPostgresPools>::open_existing(TestDatabase::at(at)).await).await;
     } else {
-        carried_out(World::<SqlxSqlitePools>::beside(Place::at(at)).await).await;
+        run_request(World::<SqlxSqlitePools>::open_existing(TestDatabase::at(at)).await).await;
     }
 }
 
-async fn carried_out<A: Adapter>(world: World<A>) {
+async fn run_request<A: Adapter>(world: World<A>) {
     let key = std::env::var("IBID_FAILPOINTS").expect("something happens");
     for _ in 0..TRIES_MAX {
-        match once(&world, &key).await {
+        match try_once(&world, &key).await {
             Err(error) if error.is_retryable() => {}
             ended => return ended.expect("it is stored"),
         }
@@ -96,7 +96,7 @@ async fn carried_out<A: Adapter>(world: World<A>) {
     panic!("others are always in the way");
 }
 
-async fn once<A: Adapter>(world: &World<A>, key: &str) -> Result<(), TxError> {
+async fn try_once<A: Adapter>(world: &World<A>, key: &str) -> Result<(), TxError> {
     let mut inside = world.begin_inside(key).await;
     pay_and_charge(&mut inside, key, "the first").await?;
     assert!(is_stored(&inside.finish(answer(201)).await?, 201));
@@ -105,5 +105,5 @@ async fn once<A: Adapter>(world: &World<A>, key: &str) -> Result<(), TxError> {
 
 const AT: &str = "IBID_TEST_AT";
 
-/// One is hit, and nobody else is there.
+/// One try meets the fault, and there is no other session.
 const TRIES_MAX: usize = 2;

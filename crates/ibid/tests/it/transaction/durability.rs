@@ -1,5 +1,5 @@
-//! The commit that counts is that of the caller's session: it lasts, whatever that session is set to. What is in force is
-//! seen by triggers that PostgreSQL runs as part of the commit.
+//! The durable commit is that of the caller's session: it lasts, whatever that session is set to. Triggers that PostgreSQL
+//! runs as part of the commit record the setting in effect.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use ibid_core::effect::NewEffect;
 use ibid_core::record::ErrorCode;
 
 use super::harness::{World, answer, is_stored, pay, pay_and_charge};
-use crate::adapters::databases::Place;
+use crate::adapters::databases::TestDatabase;
 use crate::adapters::{Adapter, PATIENT, execute};
 
 pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
@@ -26,12 +26,12 @@ pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
     }
     a_caller_who_lowers_it_half_way_is_not_heard(world).await;
     let accepting = PostgresOptions { accept_weak_durability: true, ..PostgresOptions::default() };
-    let store = PostgresStore::open(&world.place.at, accepting).await.unwrap();
+    let store = PostgresStore::open(&world.test_db.at, accepting).await.unwrap();
     let accepts = Ibid::start(Arc::new(store), Settings::default()).await.unwrap();
     every_mode_commits_with(world, &accepts, "off", "off").await;
 }
 
-/// An application whose role commits so, and what is in force when it does.
+/// Checks every mode for an application whose role has this setting, and which setting its commits have.
 async fn every_mode_commits_with<A: Adapter>(world: &World<A>, ibid: &Ibid, role: &str, commits: &str) {
     world.sql(&format!("alter role app set synchronous_commit = '{role}'")).await;
     let of =
@@ -41,26 +41,26 @@ async fn every_mode_commits_with<A: Adapter>(world: &World<A>, ibid: &Ibid, role
     let key = |mode: &str| format!("{mode}: {role} to {commits}");
 
     reserved_first(world, ibid, &db, &key("reserved first")).await;
-    assert_eq!(seen(world).await, all, "{}", key("reserved first"));
+    assert_eq!(committed_rows(world).await, all, "{}", key("reserved first"));
 
     let all_inside = key("all inside");
-    let begun = ibid.begin_inside(world.ask(&all_inside), &db, PATIENT).await.unwrap();
-    let Begin::Run(mut inside) = begun else { panic!("{begun:?}") };
+    let outcome = ibid.begin_inside(world.ask(&all_inside), &db, PATIENT).await.unwrap();
+    let Begin::Run(mut inside) = outcome else { panic!("{outcome:?}") };
     pay_and_charge(&mut inside, &all_inside, "app").await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
-    assert_eq!(seen(world).await, all, "{all_inside}");
+    assert_eq!(committed_rows(world).await, all, "{all_inside}");
 
     one_phase(world, ibid, &db, &key("phase")).await;
-    assert_eq!(seen(world).await, all, "{}", key("phase"));
+    assert_eq!(committed_rows(world).await, all, "{}", key("phase"));
 
     let mut attempt = world.begin_on(ibid, &key("owed")).await;
     let mut inside = attempt.inside(db.begin().await.unwrap()).await.unwrap();
     inside.enqueue(NewEffect::new("owed", "owed", "42").owing()).await.unwrap();
     inside.owe().await.unwrap();
-    assert_eq!(seen(world).await, of(&["ibid_effect", "ibid_record"]), "{}", key("owed"));
+    assert_eq!(committed_rows(world).await, of(&["ibid_effect", "ibid_record"]), "{}", key("owed"));
     let worker = Worker::builder(ibid.clone(), db).on("owed", Charges).build().unwrap();
     assert_eq!(worker.run_once().await.unwrap().done, 1);
-    assert_eq!(seen(world).await, of(&["ibid_effect", "ibid_record"]), "{}", key("settled"));
+    assert_eq!(committed_rows(world).await, of(&["ibid_effect", "ibid_record"]), "{}", key("settled"));
 }
 
 async fn reserved_first<A: Adapter>(world: &World<A>, ibid: &Ibid, db: &A::Db, key: &str) {
@@ -89,14 +89,14 @@ async fn a_caller_who_lowers_it_half_way_is_not_heard<A: Adapter>(world: &World<
     execute(&mut *inside, "set local synchronous_commit = off", &[]).await.unwrap();
     pay(&mut *inside, "lowered", "app").await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
-    assert_eq!(seen(world).await, "ibid_record on, payment on");
-    // Its session is as it was.
+    assert_eq!(committed_rows(world).await, "ibid_record on, payment on");
+    // The session's own setting is unchanged.
     let mut tx = db.begin().await.unwrap();
     assert_eq!(World::<A>::text(&mut tx, "show synchronous_commit").await, "remote_apply");
     tx.rollback().await.unwrap();
 }
 
-/// From here on every commit of the application leaves a line per row, with what is in force by then.
+/// Makes every commit of the application write a line per row, with the setting in effect at the commit.
 async fn watch_commits<A: Adapter>(world: &World<A>) {
     world.sql("create role app superuser login").await;
     world.sql("create table seen (what text not null, by_whom text not null, setting text not null)").await;
@@ -112,24 +112,24 @@ async fn watch_commits<A: Adapter>(world: &World<A>) {
     }
 }
 
-/// What the application has written since the last look, and with which setting it was committed.
-async fn seen<A: Adapter>(world: &World<A>) -> String {
+/// Returns what the application has written since the last call, and with which setting it was committed.
+async fn committed_rows<A: Adapter>(world: &World<A>) -> String {
     let mut tx = world.tx().await;
     let all = "with lines as (delete from seen returning *)
                select coalesce(string_agg(distinct what || ' ' || setting, ', '), '')
                from lines where by_whom = 'app'";
-    let seen = World::<A>::text(&mut tx, all).await;
+    let text = World::<A>::text(&mut tx, all).await;
     tx.commit().await.unwrap();
-    seen
+    text
 }
 
-/// The application's pool under a role of its own, as that is set now.
+/// Opens the application's pool under a separate role, with the role's current settings.
 async fn app<A: Adapter>(world: &World<A>) -> A::Db {
-    let at = world.place.at.replace("postgres://postgres@", "postgres://app@");
-    A::open(&Place::at(at), 2, PATIENT).await
+    let at = world.test_db.at.replace("postgres://postgres@", "postgres://app@");
+    A::open(&TestDatabase::at(at), 2, PATIENT).await
 }
 
-/// A provider that takes whatever it is asked for.
+/// A provider that makes every call.
 struct Charges;
 
 impl<T: Send> EffectHandler<T> for Charges {

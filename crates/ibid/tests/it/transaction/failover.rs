@@ -1,5 +1,5 @@
-//! The primary is killed and its synchronous standby takes over: what a caller's transaction acknowledged is there, with its
-//! rows, although the caller's sessions would not wait for any disk.
+//! The primary is killed and its synchronous standby takes over: every acknowledged transaction is there, with its rows,
+//! although the caller's sessions do not wait for any disk.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,12 +12,12 @@ use ibid_testkit::postgres::PostgresPair;
 use tokio::task::{JoinSet, block_in_place};
 
 use super::harness::{World, answer, pay, until};
-use crate::adapters::databases::{Place, TokioPostgresPools};
+use crate::adapters::databases::{TestDatabase, TokioPostgresPools};
 use crate::adapters::{Adapter, PATIENT};
 
 struct Load {
     world: World<TokioPostgresPools>,
-    /// The application's pool.
+    /// The pool of the application.
     app: TokioPostgres,
     acknowledged: Mutex<Vec<String>>,
     over: AtomicBool,
@@ -27,8 +27,8 @@ struct Load {
 async fn a_synchronous_failover_loses_no_caller_commit() {
     let mut pair = block_in_place(PostgresPair::synchronous);
     let at = format!("{}?target_session_attrs=read-write", pair.url_for("postgres"));
-    let world = World::new(Place::at(at.clone())).await;
-    let careless = Place::at(format!("{at}&options=-c%20synchronous_commit%3Doff"));
+    let world = World::new(TestDatabase::at(at.clone())).await;
+    let careless = TestDatabase::at(format!("{at}&options=-c%20synchronous_commit%3Doff"));
     let app = TokioPostgresPools::open(&careless, CALLERS, PATIENT).await;
     let load = Arc::new(Load { world, app, acknowledged: Mutex::default(), over: AtomicBool::new(false) });
     let mut callers = JoinSet::new();
@@ -43,7 +43,7 @@ async fn a_synchronous_failover_loses_no_caller_commit() {
         ended.expect("no caller panics");
     }
 
-    // Another process, with nothing in its memory.
+    // Another process, with an empty cache.
     let other = load.world.other_node().await;
     let acknowledged = std::mem::take(&mut *load.acknowledged.lock().unwrap());
     for key in &acknowledged {
@@ -57,11 +57,11 @@ async fn a_synchronous_failover_loses_no_caller_commit() {
     }
     let alone = "select count(*) from payment p where not exists
                    (select 1 from ibid_record r where r.key = p.key and r.completed_at is not null)";
-    assert_eq!(load.world.number(alone).await, 0, "nobody paid without an answer");
+    assert_eq!(load.world.number(alone).await, 0, "no payment without a response");
 }
 
 impl Load {
-    /// Pays under one key after the other, whatever happens to the server.
+    /// Pays under one key after another, whatever happens to the server.
     async fn pay(self: Arc<Load>, caller: usize) {
         for n in 0.. {
             if self.over.load(Ordering::SeqCst) {
@@ -74,29 +74,29 @@ impl Load {
             };
             match paid {
                 Ok(Outcome::Completed(_)) => self.acknowledged.lock().unwrap().push(key),
-                Ok(other) => panic!("`{key}` was finished by nobody else, and is {other:?}"),
-                // Nobody is there: whoever asks at once again is only in the way.
+                Ok(other) => panic!("`{key}` was finished by this caller only, and is {other:?}"),
+                // The server is down. An immediate retry would only add load.
                 Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
             }
         }
     }
 
     async fn reserved_first(&self, key: &str) -> Result<Outcome, TxError> {
-        let begun = self.world.ibid.begin(self.world.ask(key)).await?;
-        let Begin::Run(mut attempt) = begun else { panic!("a fresh key `{key}` is {begun:?}") };
+        let outcome = self.world.ibid.begin(self.world.ask(key)).await?;
+        let Begin::Run(mut attempt) = outcome else { panic!("a fresh key `{key}` is {outcome:?}") };
         let mut inside = attempt.inside(self.app.begin().await?).await?;
         pay(&mut *inside, key, "app").await?;
         inside.finish(answer(201)).await
     }
 
     async fn all_inside(&self, key: &str) -> Result<Outcome, TxError> {
-        let begun = self.world.ibid.begin_inside(self.world.ask(key), &self.app, PATIENT).await?;
-        let Begin::Run(mut inside) = begun else { panic!("a fresh key `{key}` is {begun:?}") };
+        let outcome = self.world.ibid.begin_inside(self.world.ask(key), &self.app, PATIENT).await?;
+        let Begin::Run(mut inside) = outcome else { panic!("a fresh key `{key}` is {outcome:?}") };
         pay(&mut **inside, key, "app").await?;
         inside.finish(answer(201)).await
     }
 
-    /// Waits until so many more were acknowledged.
+    /// Waits until `by` more payments were acknowledged.
     async fn more(&self, by: usize) {
         let target = self.acknowledged.lock().unwrap().len() + by;
         until(async || self.acknowledged.lock().unwrap().len() >= target).await;

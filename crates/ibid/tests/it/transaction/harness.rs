@@ -1,4 +1,4 @@
-//! A real database that holds both the store's tables and an application's, by any driver.
+//! A real database with the store's tables and an application's, for any driver.
 
 use ibid::operator::Operator;
 use std::sync::Arc;
@@ -22,52 +22,52 @@ use ibid_core::scope::{Identity, Operation, Tenant};
 use ibid_core::sql::{Dialect, Param, Type};
 use ibid_core::store::Store;
 
-use crate::adapters::databases::Place;
+use crate::adapters::databases::TestDatabase;
 use crate::adapters::{Adapter, PATIENT, execute, number, query};
 
 pub(crate) struct World<A: Adapter> {
     pub(crate) ibid: Ibid,
-    /// The application's pool.
+    /// The pool of the application.
     pub(crate) db: A::Db,
-    /// Somebody beside the application. On SQLite never while a transaction is open: there is one writer.
-    beside: A::Db,
+    /// A separate connection. On SQLite it must not be used while a transaction is open: there is one writer.
+    observer: A::Db,
     policy: Arc<Policy>,
-    pub(crate) place: Place,
+    pub(crate) test_db: TestDatabase,
 }
 
 impl<A: Adapter> World<A> {
-    pub(crate) async fn new(place: Place) -> World<A> {
-        World::under(Policy::one_transaction(), place).await
+    pub(crate) async fn new(test_db: TestDatabase) -> World<A> {
+        World::under(Policy::one_transaction(), test_db).await
     }
 
-    pub(crate) async fn under(policy: Policy, place: Place) -> World<A> {
-        let world = World::open(policy, place).await;
+    pub(crate) async fn under(policy: Policy, test_db: TestDatabase) -> World<A> {
+        let world = World::open(policy, test_db).await;
         world.sql("create table payment (key text not null, by_whom text not null)").await;
         world
     }
 
-    /// Another process's part of a world that is there.
+    /// Opens an existing database, as another process.
     #[cfg(feature = "failpoints")]
-    pub(crate) async fn beside(place: Place) -> World<A> {
-        World::open(Policy::one_transaction(), place).await
+    pub(crate) async fn open_existing(test_db: TestDatabase) -> World<A> {
+        World::open(Policy::one_transaction(), test_db).await
     }
 
-    async fn open(policy: Policy, place: Place) -> World<A> {
-        let ibid = node(&place).await;
-        let (db, beside) = (A::open(&place, 4, PATIENT).await, A::open(&place, 1, PATIENT).await);
-        World { ibid, db, beside, policy: Arc::new(policy), place }
+    async fn open(policy: Policy, test_db: TestDatabase) -> World<A> {
+        let ibid = node(&test_db).await;
+        let (db, observer) = (A::open(&test_db, 4, PATIENT).await, A::open(&test_db, 1, PATIENT).await);
+        World { ibid, db, observer, policy: Arc::new(policy), test_db }
     }
 
-    /// Another process's engine on the same database.
+    /// Starts an engine of another process on the same database.
     pub(crate) async fn other_node(&self) -> Ibid {
-        node(&self.place).await
+        node(&self.test_db).await
     }
 
     pub(crate) fn ask(&self, key: &str) -> BeginRequest {
         self.ask_for(key, b"{}")
     }
 
-    /// What is asked for with another body, under the same key.
+    /// Builds a request with this body, under the same key.
     pub(crate) fn ask_for(&self, key: &str, body: &'static [u8]) -> BeginRequest {
         let identity = Identity {
             tenant: Tenant::only(),
@@ -88,7 +88,7 @@ impl<A: Adapter> World<A> {
         }
     }
 
-    /// Begins inside a transaction; it must be this request's to run.
+    /// Begins inside a transaction; panics unless this request is to run.
     pub(crate) async fn begin_inside(&self, key: &str) -> Box<AttemptTx<'static, <A::Db as Database>::Tx>> {
         match self.ibid.begin_inside(self.ask(key), &self.db, PATIENT).await.unwrap() {
             Begin::Run(inside) => inside,
@@ -100,22 +100,22 @@ impl<A: Adapter> World<A> {
         self.db.begin().await.unwrap()
     }
 
-    /// A statement of somebody else's.
+    /// Runs a statement on the separate connection.
     pub(crate) async fn sql(&self, sql: &str) {
-        let mut tx = self.beside.begin().await.unwrap();
+        let mut tx = self.observer.begin().await.unwrap();
         execute(&mut tx, sql, &[]).await.unwrap();
         tx.commit().await.unwrap();
     }
 
-    /// What somebody else sees.
+    /// Queries a number on the separate connection.
     pub(crate) async fn number(&self, sql: &str) -> i64 {
-        let mut tx = self.beside.begin().await.unwrap();
+        let mut tx = self.observer.begin().await.unwrap();
         let number = number(&mut tx, sql).await;
         tx.rollback().await.unwrap();
         number
     }
 
-    /// What is said within a transaction.
+    /// Queries a text within a transaction.
     pub(crate) async fn text<T: SqlTx>(tx: &mut T, sql: &str) -> String {
         query(tx, sql, &[Type::Text], &[]).await.unwrap().remove(0).text().unwrap()
     }
@@ -124,7 +124,7 @@ impl<A: Adapter> World<A> {
         self.number(&format!("select count(*) from payment where key = '{key}'")).await
     }
 
-    /// Who paid.
+    /// Returns whether the one payment is by `whom`.
     pub(crate) async fn paid_by(&self, key: &str, whom: &str) -> bool {
         let sql = format!("select count(*) from payment where key = '{key}' and by_whom = '{whom}'");
         self.number(&sql).await == 1
@@ -140,19 +140,19 @@ impl<A: Adapter> World<A> {
         self.ibid.store().load(vec![id]).await.unwrap().remove(0).map(|stored| stored.record)
     }
 
-    /// The lease of whoever runs it is over. The clock is not moved: engines would notice and take nothing over.
+    /// Makes the lease lapse. The clock is not moved, because engines would notice the jump and take nothing over.
     pub(crate) async fn lapse(&self, key: &str) {
         self.set("due_at = 1", "watch_state = state, watch_at = 1", &format!("key = '{key}'")).await;
     }
 
-    /// The time of some records is over, that of their tombstones too.
+    /// Makes some records and their tombstones removable.
     pub(crate) async fn age(&self, which: &str) {
         self.set("expires_at = 1, purge_at = 1", "reap_at = 1", which).await;
     }
 
-    /// The first request came so much earlier. On PostgreSQL what is kept beside a record is found by that instant.
+    /// Moves the first request back in time. PostgreSQL finds the bodies of a record by that instant, so they move too.
     pub(crate) async fn grow_older(&self, key: &str, hours: i64) {
-        let mut tx = self.beside.begin().await.unwrap();
+        let mut tx = self.observer.begin().await.unwrap();
         let (micros, which) = (hours * 3_600_000_000, format!("r.key = '{key}'"));
         if tx.dialect() == Dialect::Postgres {
             let bodies = format!(
@@ -166,9 +166,9 @@ impl<A: Adapter> World<A> {
         tx.commit().await.unwrap();
     }
 
-    /// Writes to records; on PostgreSQL also their places in the orders of upkeep.
+    /// Updates records; on PostgreSQL also the sort keys of upkeep.
     async fn set(&self, columns: &str, places: &str, which: &str) {
-        let mut tx = self.beside.begin().await.unwrap();
+        let mut tx = self.observer.begin().await.unwrap();
         let columns = match tx.dialect() {
             Dialect::Postgres => format!("{columns}, {places}"),
             Dialect::Sqlite => columns.to_owned(),
@@ -177,15 +177,15 @@ impl<A: Adapter> World<A> {
         tx.commit().await.unwrap();
     }
 
-    /// Nothing at all is left of a transaction.
+    /// Checks that nothing is left of a transaction.
     pub(crate) async fn nothing_of(&self, key: &str) {
         assert_eq!(self.payments(key).await, 0, "no payment of `{key}`");
         assert!(self.effects(key).await.is_empty(), "no effect of `{key}`");
     }
 
-    /// What a retry gets.
-    pub(crate) async fn replayed(&self, key: &str) -> Response {
-        // A node that has nothing in its memory.
+    /// Returns the response that a retry gets.
+    pub(crate) async fn replay(&self, key: &str) -> Response {
+        // At a node with an empty cache.
         match self.other_node().await.begin(self.ask(key)).await.unwrap() {
             Begin::Skip(Outcome::Completed(kept)) => (*kept.response).clone(),
             other => panic!("`{key}` is not replayed: {other:?}"),
@@ -193,25 +193,25 @@ impl<A: Adapter> World<A> {
     }
 }
 
-async fn node(place: &Place) -> Ibid {
-    let store: Arc<dyn Store> = if place.at.starts_with("postgres:") {
+async fn node(test_db: &TestDatabase) -> Ibid {
+    let store: Arc<dyn Store> = if test_db.at.starts_with("postgres:") {
         let options = PostgresOptions { connection_wait: PATIENT, ..PostgresOptions::default() };
-        Arc::new(PostgresStore::open(&place.at, options).await.unwrap())
+        Arc::new(PostgresStore::open(&test_db.at, options).await.unwrap())
     } else {
         let options = SqliteOptions { busy_timeout: PATIENT, ..SqliteOptions::default() };
-        Arc::new(SqliteStore::open(place.at.as_ref(), options).unwrap())
+        Arc::new(SqliteStore::open(test_db.at.as_ref(), options).unwrap())
     };
     let patient = Settings { begin_timeout: PATIENT, finish_wait: PATIENT, ..Settings::default() };
     Ibid::start(store, patient).await.unwrap()
 }
 
-/// A business row, in the caller's own transaction.
+/// Inserts a business row, in the caller's own transaction.
 pub(crate) async fn pay<T: SqlTx>(tx: &mut T, key: &str, whom: &str) -> Result<(), SqlError> {
     let sql = "insert into payment (key, by_whom) values ($1, $2)";
     execute(tx, sql, &[Param::Text(key), Param::Text(whom)]).await.map(drop)
 }
 
-/// A business row and an effect.
+/// Inserts a business row and enqueues an effect.
 pub(crate) async fn pay_and_charge<T: OwnedTx>(
     inside: &mut AttemptTx<'_, T>,
     key: &str,
@@ -229,7 +229,7 @@ pub(crate) fn is_stored(finished: &Outcome, status: u16) -> bool {
     matches!(finished, Outcome::Completed(kept) if kept.response.status == status)
 }
 
-/// Comes back once `true`; a test that waits in vain is ended by its runner.
+/// Waits until the condition holds; the test runner ends a test that waits in vain.
 pub(crate) async fn until<F: Future<Output = bool>>(mut is_so: impl FnMut() -> F) {
     while !is_so().await {
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -247,7 +247,7 @@ impl<D> Tries<D> {
         Tries { inner, begun: AtomicU32::new(0) }
     }
 
-    /// Comes back once it was tried so often.
+    /// Waits until that many transactions were opened.
     pub(crate) async fn reach(&self, tries: u32) {
         until(async || self.begun.load(Ordering::SeqCst) >= tries).await;
     }

@@ -31,14 +31,14 @@ pub(super) fn policy() -> Policy {
 struct Api<A: Adapter> {
     world: Arc<World<A>>,
     app: IdempotencyService<Router>,
-    /// The same, behind a guard that soon gives up a handler that hangs.
+    /// The same router, behind a guard that soon gives up on a handler that hangs.
     hasty: IdempotencyService<Router>,
 }
 
 pub(super) async fn every_rule<A: Adapter>(world: World<A>) {
     let world = Arc::new(world);
     let router = Router::new()
-        .route("/held/{what}", post(held::<A>))
+        .route("/held/{what}", post(pay_held::<A>))
         .route("/unbegun/{what}", post(unbegun::<A>))
         .with_state(world.clone());
     let guarded = |upstream_timeout: Duration| {
@@ -62,7 +62,7 @@ pub(super) async fn every_rule<A: Adapter>(world: World<A>) {
     }
 }
 
-async fn held<A: Adapter>(
+async fn pay_held<A: Adapter>(
     State(world): State<Arc<World<A>>>,
     Path(what): Path<String>,
     guarded: GuardedRequest,
@@ -84,7 +84,7 @@ async fn unbegun<A: Adapter>(
     Ok(work(*inside, &what, unbegun.key().as_str(), again).await?)
 }
 
-/// What it is told to do at first; the second time all is well.
+/// Fails at first as `what` says; the second run succeeds.
 async fn work<T: OwnedTx>(
     mut inside: AttemptTx<'_, T>,
     what: &str,
@@ -103,11 +103,11 @@ async fn work<T: OwnedTx>(
         "error" if !again => Ok((StatusCode::INTERNAL_SERVER_ERROR, "no").into_response()),
         "503" if !again => Ok(inside.finish(answer(503)).await?.into_response()),
         "402" => Ok(inside.finish(answer(402)).await?.into_response()),
-        _ => stored(inside).await,
+        _ => finish_created(inside).await,
     }
 }
 
-async fn stored<T: OwnedTx>(inside: AttemptTx<'_, T>) -> Result<Response, TxError> {
+async fn finish_created<T: OwnedTx>(inside: AttemptTx<'_, T>) -> Result<Response, TxError> {
     let mut created = Answer::plain(201, "text/plain", "created".to_owned());
     created.headers.push(("location".to_owned(), "/payments/7".into()));
     let finished = inside.finish(created).await?;
@@ -153,7 +153,7 @@ async fn what_fails_is_undone_and_the_key_is_free<A: Adapter>(api: &Api<A>, mode
         let (path, key) = (format!("/{mode}/{what}"), format!("{mode}-{what}"));
         let failed = send(if what == "hang" { &api.hasty } else { app }, &path, &key, false).await;
         match (what, mode) {
-            // The key is free, and the client may come again; nobody saw a reservation.
+            // The key is free, and the client may retry; no reservation was visible.
             ("hang", "held") => assert_eq!(failed.status, 503),
             ("hang", _) => {
                 assert_eq!((failed.status, &failed.headers["retry-after"]), (409, &"1".parse().unwrap()))
@@ -197,14 +197,14 @@ async fn an_owed_answer_is_waited_for<A: Adapter>(api: &Api<A>, mode: &str) {
         let (app, path, key) = (api.app.clone(), path.clone(), key.clone());
         async move { send(&app, &path, &key, false).await }
     });
-    let database = A::open(&api.world.place, 1, PATIENT).await;
+    let database = A::open(&api.world.test_db, 1, PATIENT).await;
     let worker = Worker::builder(api.world.ibid.clone(), database).on("charge", Provider).build().unwrap();
     while !client.is_finished() {
         worker.run_once().await.unwrap();
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let got = client.await.unwrap();
-    assert_eq!((got.status, &got.body[..]), (201, &b"paid"[..]), "{mode}");
-    assert_eq!(send(&api.app, &path, &key, false).await.body, got.body);
+    let response = client.await.unwrap();
+    assert_eq!((response.status, &response.body[..]), (201, &b"paid"[..]), "{mode}");
+    assert_eq!(send(&api.app, &path, &key, false).await.body, response.body);
     assert_eq!(api.world.payments(&key).await, 1);
 }

@@ -13,16 +13,16 @@ use tokio::sync::mpsc;
 
 use super::harness::{World, answer, is_stored, pay};
 use crate::adapters::PATIENT;
-use crate::adapters::databases::{Place, TokioPostgresPools};
+use crate::adapters::databases::{TestDatabase, TokioPostgresPools};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_open_transaction_never_commits_under_the_old_identity() {
-    // The change waits for every transaction of the server.
-    let place = Place::own_postgres();
-    // The first one's word on how long a read is good for counts for all.
-    node(&place, StoreIdentity::default()).await;
-    let world = World::<TokioPostgresPools>::new(place).await;
-    let held = open(&world, &world.ibid, "held").await;
+    // A separate server, because the change waits for every transaction of the server.
+    let test_db = TestDatabase::own_postgres();
+    // The first process sets for all how long a read of the identity is valid.
+    node(&test_db, StoreIdentity::default()).await;
+    let world = World::<TokioPostgresPools>::new(test_db).await;
+    let open_tx = open(&world, &world.ibid, "held").await;
 
     let store = world.ibid.store().clone();
     let (told, mut heard) = mpsc::unbounded_channel();
@@ -30,9 +30,9 @@ async fn an_open_transaction_never_commits_under_the_old_identity() {
         tokio::spawn(
             async move { change::retire(&*store, true, |waiting| told.send(waiting).unwrap()).await },
         );
-    // By now no process may act on the old identity, and the change waits for this transaction alone.
+    // By now no process may act on the old identity, and the change waits only for this transaction.
     while heard.recv().await.expect("it waits for the transaction") != RetireWait::ForTransactions {}
-    let refused = held.finish(answer(201)).await;
+    let refused = open_tx.finish(answer(201)).await;
     assert!(matches!(refused, Err(TxError::Unavailable(_))), "{refused:?}");
     let retired = changing.await.expect("no panic").expect("it is retired");
     assert_eq!(retired.phase, IdentityPhase::Retired);
@@ -40,29 +40,29 @@ async fn an_open_transaction_never_commits_under_the_old_identity() {
 
     let refused = world.ibid.begin_inside(world.ask("late"), &world.db, PATIENT).await;
     assert!(matches!(refused, Err(TxError::Unavailable(_))), "{refused:?}");
-    let new = node(&world.place, StoreIdentity::new("new")).await;
+    let new = node(&world.test_db, StoreIdentity::new("new")).await;
     assert!(is_stored(&open(&world, &new, "held").await.finish(answer(201)).await.unwrap(), 201));
     assert_eq!(world.payments("held").await, 1);
 }
 
-type Held = Box<
+type OpenAttempt = Box<
     ibid::transaction::AttemptTx<
         'static,
         <<TokioPostgresPools as crate::adapters::Adapter>::Db as ibid::transaction::Database>::Tx,
     >,
 >;
 
-/// Reserves a key and does the work, in a transaction that is left open.
-async fn open(world: &World<TokioPostgresPools>, ibid: &Ibid, key: &str) -> Held {
-    let begun = ibid.begin_inside(world.ask(key), &world.db, PATIENT).await.unwrap();
-    let Begin::Run(mut inside) = begun else { panic!("`{key}` is not to be run: {begun:?}") };
+/// Reserves a key and does the work, in a transaction that stays open.
+async fn open(world: &World<TokioPostgresPools>, ibid: &Ibid, key: &str) -> OpenAttempt {
+    let outcome = ibid.begin_inside(world.ask(key), &world.db, PATIENT).await.unwrap();
+    let Begin::Run(mut inside) = outcome else { panic!("`{key}` is not to be run: {outcome:?}") };
     pay(&mut **inside, key, "app").await.unwrap();
     inside
 }
 
-/// A process whose reads of the identity are good for a second, so that a change takes two.
-async fn node(place: &Place, identity: StoreIdentity) -> Ibid {
-    let store = PostgresStore::open(&place.at, PostgresOptions::default()).await.unwrap();
+/// Starts a process whose reads of the identity are valid for a second, so that a change takes two.
+async fn node(test_db: &TestDatabase, identity: StoreIdentity) -> Ibid {
+    let store = PostgresStore::open(&test_db.at, PostgresOptions::default()).await.unwrap();
     let settings = Settings {
         identity,
         identity_valid_for: Duration::from_secs(1),

@@ -1,5 +1,5 @@
-//! While a transaction is open on PostgreSQL, the lock on its record is its lease: nobody takes over, nobody waits for it
-//! without end, and who falls silent with it in hand is cut off.
+//! While a transaction is open on PostgreSQL, the lock on its record is its lease: no attempt takes it over, no session
+//! waits for it forever, and the server ends a session that goes silent with the lock.
 
 use ibid::outcome::{Begin, Outcome};
 use ibid::transaction::{Database, OwnedTx, SqlFault, TxError};
@@ -8,13 +8,13 @@ use ibid_core::record::State;
 use ibid_core::store::RenewOutcome;
 
 use super::harness::{World, answer, is_stored, pay_and_charge};
-use crate::adapters::databases::{Place, SqlxPostgresPools};
+use crate::adapters::databases::{SqlxPostgresPools, TestDatabase};
 
 type Sqlx = World<SqlxPostgresPools>;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_lock_is_the_lease() {
-    let world = Sqlx::new(Place::postgres()).await;
+    let world = Sqlx::new(TestDatabase::postgres()).await;
     a_due_record_that_is_held_is_not_taken_over(&world).await;
     who_was_cut_off_has_done_nothing(&world).await;
     who_falls_silent_is_cut_off_after_a_lease(&world).await;
@@ -37,12 +37,12 @@ async fn a_due_record_that_is_held_is_not_taken_over(world: &Sqlx) {
         let renewed = ibid.store().renew(vec![(record.id, record.version)]).await.unwrap();
         assert_eq!(renewed, [RenewOutcome::Busy]);
     }
-    assert_eq!(world.record("held").await.unwrap(), record, "nobody has touched it");
+    assert_eq!(world.record("held").await.unwrap(), record, "it is untouched");
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     assert!(world.paid_by("held", "ann").await);
-    assert_eq!(world.replayed("held").await, answer(201));
+    assert_eq!(world.replay("held").await, answer(201));
 
-    // Let go without an end it is anybody's.
+    // Dropped without an end, the record may be taken over.
     let mut attempt = world.begin("let go").await;
     world.lapse("let go").await;
     let inside = attempt.inside(world.tx().await).await.unwrap();
@@ -57,7 +57,7 @@ async fn who_was_cut_off_has_done_nothing(world: &Sqlx) {
     let mut zombie = world.begin("cut off").await;
     let mut inside = zombie.inside(world.tx().await).await.unwrap();
     pay_and_charge(&mut inside, "cut off", "zombie").await.unwrap();
-    // As the server does by itself once it has waited for a lease.
+    // The server does the same by itself once the session was idle for a lease.
     let silent = "with silent as materialized (select pid from pg_stat_activity
                     where state = 'idle in transaction' and datname = current_database()
                       and pid <> pg_backend_pid())
@@ -77,7 +77,7 @@ async fn who_was_cut_off_has_done_nothing(world: &Sqlx) {
     assert!(matches!(zombie.inside(world.tx().await).await, Err(TxError::LeaseLost)));
     assert!(world.paid_by("cut off", "bob").await);
     assert_eq!((world.payments("cut off").await, world.effects("cut off").await.len()), (1, 1));
-    assert_eq!(world.replayed("cut off").await, answer(201));
+    assert_eq!(world.replay("cut off").await, answer(201));
 }
 
 async fn who_falls_silent_is_cut_off_after_a_lease(world: &Sqlx) {

@@ -26,7 +26,7 @@ async fn the_first_runs_and_a_retry_gets_its_answer<A: Adapter>(world: &World<A>
     pay_and_charge(&mut inside, "first", "ann").await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     assert_eq!((world.payments("first").await, world.effects("first").await.len()), (1, 1));
-    // From this process's memory, and from the database.
+    // From this process's cache, and from the database.
     for ibid in [&world.ibid, &world.other_node().await] {
         let again = ibid.begin_inside(world.ask("first"), &world.db, PATIENT).await.unwrap();
         let Begin::Skip(Outcome::Completed(kept)) = again else { panic!("{again:?}") };
@@ -61,7 +61,7 @@ async fn an_answer_that_is_no_success_undoes_the_work<A: Adapter>(world: &World<
         world.nothing_of(&key).await;
         if stored {
             assert!(is_stored(&finished, status), "{finished:?}");
-            assert_eq!(world.replayed(&key).await, answer(status));
+            assert_eq!(world.replay(&key).await, answer(status));
         } else {
             assert!(matches!(finished, Outcome::Released), "{finished:?}");
             assert!(world.record(&key).await.is_none(), "the reservation went with the rest");
@@ -77,21 +77,21 @@ async fn a_failed_statement_does_not_keep_a_refusal_from_being_stored<A: Adapter
     wrong.await.unwrap_err();
     assert!(is_stored(&inside.finish(answer(422)).await.unwrap(), 422));
     world.nothing_of("failed").await;
-    assert_eq!(world.replayed("failed").await, answer(422));
+    assert_eq!(world.replay("failed").await, answer(422));
 }
 
 async fn a_lost_reply_is_settled_by_the_record<A: Adapter>(world: &World<A>) {
     let replies = [Reply::Lost, Reply::NeverSent];
-    let lossy = Lossy::new(A::open(&world.place, 2, PATIENT).await, &replies);
+    let lossy = Lossy::new(A::open(&world.test_db, 2, PATIENT).await, &replies);
     for (key, comes) in [("lost", true), ("never sent", false)] {
-        let begun = world.ibid.begin_inside(world.ask(key), &lossy, PATIENT).await.unwrap();
-        let Begin::Run(mut inside) = begun else { panic!("{begun:?}") };
+        let outcome = world.ibid.begin_inside(world.ask(key), &lossy, PATIENT).await.unwrap();
+        let Begin::Run(mut inside) = outcome else { panic!("{outcome:?}") };
         pay_and_charge(&mut inside, key, "ann").await.unwrap();
         let finished = inside.finish(answer(201)).await;
         if comes {
             assert!(is_stored(&finished.unwrap(), 201));
             assert_eq!((world.payments(key).await, world.effects(key).await.len()), (1, 1));
-            assert_eq!(world.replayed(key).await, answer(201));
+            assert_eq!(world.replay(key).await, answer(201));
         } else {
             assert!(matches!(finished, Err(TxError::NotCommitted)), "{finished:?}");
             world.nothing_of(key).await;
@@ -103,12 +103,12 @@ async fn a_lost_reply_is_settled_by_the_record<A: Adapter>(world: &World<A>) {
     }
 }
 
-/// A route may be changed from one mode to the other: its records stay.
+/// A route may be switched from one mode to the other: its records stay valid.
 async fn what_others_began_counts<A: Adapter>(world: &World<A>) {
     let attempt = world.begin("held").await;
     let begin = || world.ibid.begin_inside(world.ask("held"), &world.db, Duration::from_millis(50));
-    let held = begin().await.unwrap();
-    assert!(matches!(held, Begin::Skip(Outcome::InFlight { .. })), "{held:?}");
+    let duplicate = begin().await.unwrap();
+    assert!(matches!(duplicate, Begin::Skip(Outcome::InFlight { .. })), "{duplicate:?}");
     assert!(matches!(attempt.release(ErrorCode::NotSent).await, Outcome::Released));
     let again = begin().await.unwrap();
     let Begin::Run(mut inside) = again else { panic!("{again:?}") };
@@ -123,16 +123,16 @@ async fn what_others_began_counts<A: Adapter>(world: &World<A>) {
 }
 
 async fn another_generation_leaves_nothing_of_the_one_before_it<A: Adapter>(world: &World<A>) {
-    let kept = || world.number("select count(*) from ibid_body");
-    let before = kept().await;
+    let body_count = || world.number("select count(*) from ibid_body");
+    let before = body_count().await;
     for status in [201, 202] {
-        // Its answer is no longer in this process's memory.
+        // A node that does not have its response in the cache.
         let node = world.other_node().await;
-        let begun = node.begin_inside(world.ask("again"), &world.db, PATIENT).await.unwrap();
-        let Begin::Run(inside) = begun else { panic!("it is to be run: {begun:?}") };
+        let outcome = node.begin_inside(world.ask("again"), &world.db, PATIENT).await.unwrap();
+        let Begin::Run(inside) = outcome else { panic!("it is to be run: {outcome:?}") };
         assert_eq!(inside.number(), 1, "of its generation");
         assert!(is_stored(&inside.finish(answer(status)).await.unwrap(), status));
-        assert_eq!(kept().await, before + 1);
+        assert_eq!(body_count().await, before + 1);
         world.age("key = 'again'").await;
     }
 }

@@ -1,4 +1,4 @@
-//! Others in the way: what PostgreSQL refuses to serialize is run again, and then works.
+//! Serialization conflicts: a transaction that PostgreSQL refuses to serialize runs again, and then succeeds.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use ibid::transaction::{Database, Isolated, Isolation, TxError};
 use tokio::sync::Barrier;
 
 use super::harness::{Tries, World, answer, is_stored, pay};
-use crate::adapters::databases::{Place, SqlxPostgresPools, TokioPostgresPools};
+use crate::adapters::databases::{SqlxPostgresPools, TestDatabase, TokioPostgresPools};
 use crate::adapters::{Adapter, PATIENT, number};
 
 const LEVELS: [Isolation; 3] = [Isolation::ReadCommitted, Isolation::RepeatableRead, Isolation::Serializable];
@@ -16,8 +16,8 @@ const ADD: [&str; 2] =
     ["update account set n = n + 1 where id = 1", "update account set n = n + 1 where id = 2"];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_can_not_be_serialized_is_run_again_by_the_same_attempt() {
-    let world = World::<SqlxPostgresPools>::new(Place::postgres()).await;
+async fn an_attempt_may_retry_a_serialization_failure() {
+    let world = World::<SqlxPostgresPools>::new(TestDatabase::postgres()).await;
     for level in [Isolation::RepeatableRead, Isolation::Serializable] {
         a_lease_that_moved_since_the_snapshot_means_again(&world, level).await;
     }
@@ -26,7 +26,7 @@ async fn what_can_not_be_serialized_is_run_again_by_the_same_attempt() {
 
 async fn a_lease_that_moved_since_the_snapshot_means_again<A: Adapter>(world: &World<A>, level: Isolation) {
     let key = format!("{level:?}");
-    let isolated = Isolated::new(A::open(&world.place, 2, PATIENT).await, level);
+    let isolated = Isolated::new(A::open(&world.test_db, 2, PATIENT).await, level);
     let mut attempt = world.begin(&key).await;
     let mut tx = isolated.begin().await.unwrap();
     assert_eq!(number(&mut tx, "select count(*) from payment where by_whom = 'nobody'").await, 0);
@@ -40,9 +40,9 @@ async fn a_lease_that_moved_since_the_snapshot_means_again<A: Adapter>(world: &W
     assert_eq!(world.payments(&key).await, 1);
 }
 
-/// Each reads what the other writes.
+/// Each transaction reads what the other writes.
 async fn a_commit_that_would_not_serialize_means_again<A: Adapter>(world: &World<A>) {
-    let isolated = Isolated::new(A::open(&world.place, 4, PATIENT).await, Isolation::Serializable);
+    let isolated = Isolated::new(A::open(&world.test_db, 4, PATIENT).await, Isolation::Serializable);
     let (mut ann, mut bob) = (world.begin("ann").await, world.begin("bob").await);
     let mut anns = ann.inside(isolated.begin().await.unwrap()).await.unwrap();
     let mut bobs = bob.inside(isolated.begin().await.unwrap()).await.unwrap();
@@ -60,7 +60,7 @@ async fn a_commit_that_would_not_serialize_means_again<A: Adapter>(world: &World
     assert_eq!((world.payments("ann").await, world.payments("bob").await), (1, 1));
 }
 
-/// By the caller's own statements, as the driver runs them.
+/// The conflict is in the caller's own statements, as the driver runs them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deadlock_costs_one_of_two_keys_a_second_run() {
     transfers::<TokioPostgresPools>().await;
@@ -68,7 +68,7 @@ async fn a_deadlock_costs_one_of_two_keys_a_second_run() {
 }
 
 async fn transfers<A: Adapter>() {
-    let world = World::<A>::new(Place::postgres()).await;
+    let world = World::<A>::new(TestDatabase::postgres()).await;
     world.sql("create table account (id int8 primary key, n int8 not null)").await;
     world.sql("insert into account values (1, 0), (2, 0)").await;
     for level in LEVELS {
@@ -80,13 +80,13 @@ async fn transfers<A: Adapter>() {
         assert!(anns + bobs >= 3, "one of them was in the other's way");
         for key in [ann, bob] {
             assert_eq!(world.payments(&key).await, 1, "{key}");
-            assert_eq!(world.replayed(&key).await, answer(201));
+            assert_eq!(world.replay(&key).await, answer(201));
         }
     }
     assert_eq!(world.number("select sum(n)::int8 from account").await, 12);
 }
 
-/// How often it was run.
+/// Returns how often the work ran.
 async fn transfer<A: Adapter>(
     world: &World<A>,
     level: Isolation,
@@ -94,15 +94,15 @@ async fn transfer<A: Adapter>(
     order: [&'static str; 2],
     meet: &Barrier,
 ) -> u32 {
-    let isolated = Isolated::new(A::open(&world.place, 1, PATIENT).await, level);
+    let isolated = Isolated::new(A::open(&world.test_db, 1, PATIENT).await, level);
     for run in 1.. {
         let work = async {
-            let begun = world.ibid.begin_inside(world.ask(key), &isolated, PATIENT).await?;
-            let Begin::Run(mut inside) = begun else { panic!("{begun:?}") };
+            let outcome = world.ibid.begin_inside(world.ask(key), &isolated, PATIENT).await?;
+            let Begin::Run(mut inside) = outcome else { panic!("{outcome:?}") };
             pay(&mut **inside, key, "x").await?;
-            for (place, add) in order.into_iter().enumerate() {
+            for (index, add) in order.into_iter().enumerate() {
                 A::by_caller(&mut **inside, add).await?;
-                if run == 1 && place == 0 {
+                if run == 1 && index == 0 {
                     meet.wait().await;
                 }
             }
@@ -117,18 +117,18 @@ async fn transfer<A: Adapter>(
             Err(error) => assert!(error.is_retryable(), "{error:?}"),
         }
     }
-    unreachable!("it goes on until it is stored")
+    unreachable!("it runs until it is stored")
 }
 
-/// The second waits for the row of the first, in another process.
+/// The second request waits for the row of the first, in another process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_duplicate_on_another_node_waits_for_the_row_at_every_level() {
-    let world = Arc::new(World::<SqlxPostgresPools>::new(Place::postgres()).await);
+    let world = Arc::new(World::<SqlxPostgresPools>::new(TestDatabase::postgres()).await);
     let bob = world.other_node().await;
     for level in LEVELS {
         for ends in ["stored", "refused", "dropped", "in time"] {
             let key = format!("{level:?} {ends}");
-            let pool = SqlxPostgresPools::open(&world.place, 2, PATIENT).await;
+            let pool = SqlxPostgresPools::open(&world.test_db, 2, PATIENT).await;
             let db = Arc::new(Tries::at(Isolated::new(pool, level)));
             let first = world.ibid.begin_inside(world.ask(&key), &*db, PATIENT).await.unwrap();
             let Begin::Run(mut first) = first else { panic!("{first:?}") };
@@ -144,7 +144,7 @@ async fn a_duplicate_on_another_node_waits_for_the_row_at_every_level() {
                 assert!(is_stored(&first.finish(answer(201)).await.unwrap(), 201));
                 continue;
             }
-            // The first, one of the second's that met it in vain, and another.
+            // The first request's transaction, one try of the second that found its row, and another try.
             db.reach(3).await;
             let status = match ends {
                 "stored" => 201,

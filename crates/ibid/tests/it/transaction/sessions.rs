@@ -1,4 +1,4 @@
-//! The sessions of the application's database: what is open in them while a call to the outside is made, and what a duplicate
+//! The sessions of the application's database: which transactions are open during an external call, and what a duplicate
 //! does to them.
 
 use std::sync::{Arc, Mutex};
@@ -13,28 +13,28 @@ use ibid_core::policy::{OnLapse, Policy};
 use ibid_testkit::postgres::Postgres;
 
 use super::harness::{Tries, World, answer, is_stored, pay};
-use crate::adapters::databases::{Place, SqlxPostgresPools};
+use crate::adapters::databases::{SqlxPostgresPools, TestDatabase};
 use crate::adapters::{Adapter, PATIENT};
 
 type Sqlx = World<SqlxPostgresPools>;
 
-/// A transaction that waits for its client: where a call were made inside one, it would be in this state meanwhile.
+/// Counts transactions that wait for their client: one with a call inside it would be in this state meanwhile.
 const OPEN: &str = "select count(*) from pg_stat_activity
                     where datname = current_database() and state like 'idle in transaction%'";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_transaction_is_open_while_the_outside_is_called() {
     let policy = Policy { on_lapse: OnLapse::Resume, ..Policy::one_transaction() };
-    let world = Arc::new(Sqlx::under(policy, Place::postgres()).await);
-    let held = world.tx().await;
+    let world = Arc::new(Sqlx::under(policy, TestDatabase::postgres()).await);
+    let tx = world.tx().await;
     assert_eq!(world.number(OPEN).await, 1, "one that is open is seen");
-    drop(held);
+    drop(tx);
     while world.number(OPEN).await != 0 {}
 
     // A handler under the guard: its key is reserved.
     let mut attempt = world.begin("calls").await;
     assert_eq!(world.number(OPEN).await, 0);
-    // Calls of phases, behind a phase in the database.
+    // External calls of phases, after a phase in the database.
     let mut inside = attempt.inside(world.tx().await).await.unwrap();
     pay(&mut *inside, "calls", "phase").await.unwrap();
     inside.enqueue(NewEffect::new("charge", "charge", "").verified()).await.unwrap();
@@ -69,9 +69,9 @@ async fn no_transaction_is_open_while_the_outside_is_called() {
     assert_eq!(asked.unwrap(), 0);
     assert!(is_stored(&attempt.finish(answer(201)).await, 201));
 
-    // Calls of a worker, and its questions.
+    // Calls of a worker, and its lookups.
     let watching = Watching { world: world.clone(), open: Arc::default() };
-    let db = SqlxPostgresPools::open(&world.place, 2, PATIENT).await;
+    let db = SqlxPostgresPools::open(&world.test_db, 2, PATIENT).await;
     let worker = Worker::builder(world.ibid.clone(), db).on("charge", watching.clone()).build().unwrap();
     worker.run_once().await.unwrap();
     world.sql("update ibid_effect set due_at = 1").await;
@@ -79,7 +79,7 @@ async fn no_transaction_is_open_while_the_outside_is_called() {
     assert_eq!(*watching.open.lock().unwrap(), [0, 0], "a call and a question");
 }
 
-/// Looks at the database while it is called, and never learns what came of its call until it is asked.
+/// Counts open transactions during its calls. Its calls stay uncertain until the lookup.
 #[derive(Clone)]
 struct Watching {
     world: Arc<Sqlx>,
@@ -103,11 +103,11 @@ impl<T: SqlTx> EffectHandler<T> for Watching {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_duplicate_violates_a_constraint_in_a_transaction() {
     let server = Postgres::start();
-    let world = Arc::new(Sqlx::new(Place::at(server.url())).await);
-    // Of a node that is at work with the key inside its transaction, and of one that has ended.
+    let world = Arc::new(Sqlx::new(TestDatabase::at(server.url())).await);
+    // Duplicates of a request that is still in its transaction at another node, and of one that has ended.
     let first = world.begin_inside("k").await;
     let bob = world.other_node().await;
-    let bobs = Arc::new(Tries::at(SqlxPostgresPools::open(&world.place, 1, PATIENT).await));
+    let bobs = Arc::new(Tries::at(SqlxPostgresPools::open(&world.test_db, 1, PATIENT).await));
     let second = tokio::spawn({
         let (bob, ask, bobs) = (bob.clone(), world.ask("k"), bobs.clone());
         async move { bob.begin_inside(ask, &*bobs, PATIENT).await }

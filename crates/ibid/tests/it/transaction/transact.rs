@@ -21,7 +21,7 @@ use tower::{Layer, ServiceExt};
 use super::harness::World;
 use super::http_layer::policy;
 use crate::adapters::Adapter;
-use crate::adapters::databases::{Place, RusqliteConnections, SqlxPostgresPools, TokioPostgresPools};
+use crate::adapters::databases::{RusqliteConnections, SqlxPostgresPools, TestDatabase, TokioPostgresPools};
 
 #[derive(Clone, Serialize, Deserialize)]
 struct Payment {
@@ -43,11 +43,11 @@ type Shared<A> = State<Arc<Shop<A>>>;
 
 impl<A: Adapter> Shop<A> {
     async fn new() -> Arc<Shop<A>> {
-        let world = World::<A>::under(policy(), Place::postgres()).await;
+        let world = World::<A>::under(policy(), TestDatabase::postgres()).await;
         world.sql("create table account (id int8 primary key, n int8 not null)").await;
         world.sql("insert into account values (1, 0)").await;
         let db = Isolated::new(
-            A::open(&world.place, 4, crate::adapters::PATIENT).await,
+            A::open(&world.test_db, 4, crate::adapters::PATIENT).await,
             Isolation::RepeatableRead,
         );
         Arc::new(Shop { world, db, runs: AtomicU32::new(0), conflicts: AtomicU32::new(0) })
@@ -268,7 +268,7 @@ async fn send(app: &IdempotencyService<Router>, mode: &str, payment: &Payment) -
 
 #[tokio::test]
 async fn an_owed_response_leaves_the_record_pending() {
-    let world = World::<RusqliteConnections>::new(Place::sqlite()).await;
+    let world = World::<RusqliteConnections>::new(TestDatabase::sqlite()).await;
     let mut attempt = world.begin("owed").await;
     let done = attempt.transact(&world.db, async |mut tx| {
         tx.enqueue(NewEffect::new("charge", "charge", "").owing()).await?;
@@ -281,7 +281,7 @@ async fn an_owed_response_leaves_the_record_pending() {
 
 #[tokio::test]
 async fn a_handle_that_outlives_its_work_commits_nothing() {
-    let world = World::<RusqliteConnections>::new(Place::sqlite()).await;
+    let world = World::<RusqliteConnections>::new(TestDatabase::sqlite()).await;
     let mut attempt = world.begin("elsewhere").await;
     let elsewhere = std::sync::Mutex::new(None);
     let done = attempt.transact(&world.db, async |mut tx: TxHandle<_>| {

@@ -1,5 +1,8 @@
-//! `POST /payments`: the payment, the effect that charges it and the response commit in one transaction. The worker
-//! charges afterwards.
+//! `POST /payments`: one transaction commits the payment, the outbox effect that charges it, and the response. The worker
+//! ([`crate::worker`]) calls the processor afterwards.
+//!
+//! So the request never waits for the processor, and there is no moment at which a payment exists that no worker will
+//! charge.
 
 use std::time::Duration;
 
@@ -22,7 +25,9 @@ use crate::problem::Problem;
 use crate::processor::ChargeRequest;
 use crate::worker::ChargePayment;
 
-/// Creates a payment. ibid has reserved the key; every retry gets the response that is committed here.
+/// Creates a payment.
+///
+/// ibid has reserved the key before the handler runs. Every retry gets the response that is committed here.
 pub(crate) async fn create<D: Backend>(
     State(app): State<App<D>>,
     guarded: Guarded,
@@ -32,18 +37,21 @@ pub(crate) async fn create<D: Backend>(
     let mut tries = 1;
     loop {
         match write(&app, &mut held, guarded.tenant.as_str(), &payment).await {
-            // Another transaction was in the way (40001, 40P01, busy).
+            // A conflict with another transaction (40001, 40P01, busy): nothing is committed, so run all of it again.
             Err(error) if error.is_retryable() && tries < TRIES_MAX => {
                 tokio::time::sleep(RETRY_AFTER * tries).await;
                 tries += 1;
             }
-            // An error is a 503 and leaves the key free, so the client sends the same request again.
+            // An error becomes a 503, for which the route's policy releases the key. The client may send the same request
+            // again.
             result => return Ok(result?),
         }
     }
 }
 
-/// Commits everything or nothing: if it is dropped before `finish` has committed, the transaction is rolled back.
+/// Writes the payment, its effect and its response in one transaction.
+///
+/// An error or a panic before the commit in `finish` drops the transaction, which rolls it back.
 async fn write<D: Backend>(
     app: &App<D>,
     held: &mut HeldAttempt,
@@ -75,13 +83,13 @@ async fn write<D: Backend>(
     tx.finish(response).await
 }
 
-/// `GET /payments/{id}`, for the account that made it.
+/// `GET /payments/{id}`: a payment, visible only to the account that made it.
 pub(crate) async fn show(
     State(db): State<Db>,
     account: Account,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, Problem> {
-    // PostgreSQL refuses a NUL.
+    // PostgreSQL refuses a NUL in a parameter, and no id contains one.
     let id = Some(id).filter(|id| !id.contains('\0')).ok_or_else(Problem::not_found)?;
     let row: Option<PaymentRow> = on_pool!(&db, pool => sqlx::query_as(
         "select id, customer_id, amount_cents, currency, status, charge_id, created_at
@@ -90,7 +98,7 @@ pub(crate) async fn show(
     row.map(|row| Json(payment_json(row))).ok_or_else(Problem::not_found)
 }
 
-/// Parameters of [`list`].
+/// Query parameters of [`list`].
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ListQuery {
@@ -104,7 +112,7 @@ pub(crate) async fn list(
     Query(query): Query<ListQuery>,
 ) -> Result<Json<Value>, Problem> {
     let customer = Some(query.customer_id).filter(|id| !id.contains('\0')).ok_or_else(Problem::not_found)?;
-    // Ids are time-ordered.
+    // Ids are UUIDv7 and therefore in the order of time.
     let rows: Vec<PaymentRow> = on_pool!(&db, pool => sqlx::query_as(
         "select id, customer_id, amount_cents, currency, status, charge_id, created_at
            from payment where account = $1 and customer_id = $2 order by id desc limit $3",
@@ -121,17 +129,20 @@ fn payment_json((id, customer, amount, currency, status, charge, created_at): Pa
     })
 }
 
-/// Formats milliseconds since 1970.
+/// Formats milliseconds since 1970 as RFC 3339, for example `2026-01-31T12:00:00Z`.
 pub(crate) fn rfc3339(ms: i64) -> Option<String> {
     jiff::Timestamp::from_millisecond(ms).ok().map(|instant| instant.to_string())
 }
 
-/// Each conflict means that another transaction has committed. After eight there is a crowd, and the client's own retry
-/// is the better pause.
+/// How often one request runs its transaction before it answers 503.
+///
+/// Each conflict means that another transaction made progress. After eight the database is crowded, and the client's own
+/// retry is the better pause.
 const TRIES_MAX: u32 = 8;
 
-/// About one commit, and longer each time, so that the same transactions do not conflict again.
+/// Pause after the first conflict, about as long as a commit. It grows with each try, so that the same transactions do not
+/// meet again.
 const RETRY_AFTER: Duration = Duration::from_millis(5);
 
-/// A few screens.
+/// Largest number of payments in a list: a few screens.
 const LIST_MAX: i64 = 200;

@@ -127,10 +127,10 @@ async fn a_node_without_a_list_of_accounts_says_that_each_token_is_its_own() {
         log.read_to_string(&mut said).expect("its log is read");
         said
     };
-    let warning = "no --accounts: each token is an account of its own, which is for trying out";
+    let warning = "no --accounts: each token is a separate account; use this for trials only";
     let (without, with) = (said(&[]), said(&["--accounts", list.to_str().unwrap()]));
     assert!(without.lines().any(|line| line.contains("WARN") && line.contains(warning)), "{without}");
-    assert!(with.contains("ready") && !with.contains("an account of its own"), "{with}");
+    assert!(with.contains("ready") && !with.contains("a separate account"), "{with}");
 }
 
 #[tokio::test]

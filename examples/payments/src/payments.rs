@@ -25,7 +25,7 @@ use crate::problem::Problem;
 use crate::processor::ChargeRequest;
 use crate::worker::ChargePayment;
 
-/// Creates a payment.
+/// Creates a payment and enqueues its charge.
 ///
 /// ibid has reserved the key before the handler runs. Every retry gets the response that is committed here.
 pub(crate) async fn create<D: Backend>(
@@ -134,7 +134,7 @@ pub(crate) fn rfc3339(ms: i64) -> Option<String> {
     jiff::Timestamp::from_millisecond(ms).ok().map(|instant| instant.to_string())
 }
 
-/// How often one request runs its transaction before it answers 503.
+/// Number of times that one request runs its transaction before it answers 503.
 ///
 /// Each conflict means that another transaction made progress. After eight the database is crowded, and the client's own
 /// retry is the better pause.

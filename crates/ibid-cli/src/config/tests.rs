@@ -1,4 +1,4 @@
-//! Configurations that are taken, and those that are not, with their lines.
+//! Accepted configurations, and refused ones with their line numbers.
 
 use super::*;
 use ibid_core::fingerprint::{BodyRule, Pointer, Recipe};
@@ -10,14 +10,14 @@ use ibid_core::scope::ScopeRule;
 
 mod answers;
 
-/// Enough to start with.
+/// The smallest configuration that starts a gateway.
 const BASE: &str = "upstream = \"http://127.0.0.1:3000\"\n[tenant]\nfrom = \"header:x-tenant-id\"\n";
 
 fn read(text: &str) -> Result<Config, Failures> {
     Config::read(&GatewayArgs::default(), &EnvVars::default(), "ibid.toml", text)
 }
 
-/// What follows [`BASE`], which has three lines.
+/// Parses [`BASE`], which has three lines, followed by `text`.
 fn more(text: &str) -> Config {
     read(&format!("{BASE}{text}")).unwrap_or_else(|failures| panic!("{failures}"))
 }
@@ -26,7 +26,7 @@ fn refused(text: &str) -> Vec<Failure> {
     read(&format!("{BASE}{text}")).expect_err("this can't be kept").all().to_vec()
 }
 
-/// The first message, which must be the only one.
+/// Returns the first message, which must be the only one.
 fn refusal(text: &str) -> String {
     let all = refused(text);
     assert_eq!(all.len(), 1, "{all:#?}");
@@ -652,7 +652,7 @@ fn a_reconcile_rule_is_checked() {
     );
     let bound = rule(asks).replace("[route.rec", "bind = \"principal\"\n[route.rec");
     assert!(refusal(&bound).contains("can't say which principal's"), "{}", refusal(&bound));
-    // The default keeps up with a longer time-out.
+    // The default grows with a longer time-out.
     let slow = format!("[defaults]\nupstream_timeout = \"2m\"\n{}", rule(asks));
     assert_eq!(more(&slow).routes[0].policy.reconcile.as_ref().unwrap().settle, Duration::from_secs(240));
 }

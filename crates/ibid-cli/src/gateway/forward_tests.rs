@@ -1,4 +1,4 @@
-//! What the forwarder passes on, and what its failures prove. Every upstream here is a real socket.
+//! Requests and responses through the forwarder, and what its failures prove. Every upstream here is a real socket.
 
 use std::time::Duration;
 
@@ -160,7 +160,7 @@ async fn a_refused_connection_proves_that_nothing_was_executed() {
 
     let upstream = reserved.start();
     assert_eq!(text(send(&forwarder, post("k", "cut=after")).await).await.unwrap(), "done");
-    // Or the next request could meet the old connection's close instead of the refusal.
+    // Otherwise the next request could meet the old connection's close instead of the refusal.
     upstream.until(|t| t.closed == 1).await;
     let reserved = upstream.stop().await;
     assert_eq!(fate(&send(&forwarder, post("k", "")).await), Some(ExecutionHint::NotExecuted));
@@ -222,7 +222,7 @@ async fn an_answer_cut_in_its_body_is_an_error_of_the_body() {
     let forwarder = forwarder(&upstream.url(), false);
     for fixture in ["cut=body", "cut=chunk", "cut=body;rst"] {
         let answer = send(&forwarder, post("k", fixture)).await;
-        // With an RST even the head may be lost on its way, which is uncertain just as well.
+        // An RST may also lose the head on its way, which is equally uncertain.
         if answer.status() == StatusCode::OK {
             assert!(text(answer).await.is_err(), "{fixture}");
         } else {
@@ -239,14 +239,14 @@ async fn an_immediately_closed_connection_is_not_an_answer() {
     for behaviour in ["cut=unread", "cut=unread;rst"] {
         upstream.behave(behaviour);
         let answer = send(&forwarder, post("k", "")).await;
-        // Whether the close or our request came first is open, and so is which of the two we can prove.
+        // The close races with our request, so the forwarder may prove either fate, but it must prove one.
         assert!(fate(&answer).is_some());
     }
     assert_eq!(upstream.deliveries_begun(), 0);
 }
 
-/// Connections close in silence while requests are on their way, in whatever order the machine makes of
-/// it: no fate may be claimed that the upstream's count contradicts.
+/// Connections close silently while requests are in flight, in any order. The forwarder must not claim a fate that the
+/// upstream's count contradicts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_race_with_a_closing_upstream_never_executes_twice() {
     let upstream = Upstream::start().await;
@@ -339,11 +339,11 @@ async fn a_goaway_proves_nothing_for_its_last_stream() {
     assert_eq!(upstream.executions("k"), 1);
 }
 
-/// The same as for HTTP/1.1 above: the upstream goes away and refuses while streams open.
+/// Like the test for HTTP/1.1 above: the upstream goes away and refuses while streams open.
 ///
-/// A request that is queued while its connection ends is now and then forgotten below us and never answered
-/// (about one in ten thousand here, more with the usual executor). So each has a deadline, as every caller
-/// of the forwarder must set one; what meets it is uncertain.
+/// The HTTP library sometimes forgets a request that is queued while its connection ends, and never answers it (about one in ten
+/// thousand here, more with the usual executor). So each request has a deadline, which every caller of the forwarder
+/// must set; a request that reaches it is uncertain.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_race_with_a_goaway_proves_what_is_not_so() {
     let upstream = UpstreamH2::start().await;
@@ -403,7 +403,7 @@ async fn a_wait_for_a_connection_is_bounded_and_proves_nothing_sent() {
     assert_eq!((refused.status().as_u16(), fate(&refused)), (503, Some(ExecutionHint::NotExecuted)));
     assert_eq!((connections.used(), upstream.executions("b")), (1, 0));
 
-    // The connection that the first one gives back is used again.
+    // The first request returns its connection to the pool, and the next one uses it.
     upstream.gate().open();
     first.await.unwrap();
     assert_eq!(send(&forwarder, post("b", "")).await.status(), StatusCode::OK);
@@ -440,5 +440,5 @@ async fn text(answer: Response<ForwardBody>) -> Result<String, Box<dyn std::erro
     Ok(String::from_utf8_lossy(&body).into_owned())
 }
 
-/// Far above what any answer here takes, and bearable when one does not come.
+/// Far above what any response here takes, and short enough to wait for when one does not come.
 const DEADLINE: Duration = Duration::from_secs(3);

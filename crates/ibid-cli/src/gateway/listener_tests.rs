@@ -1,4 +1,4 @@
-//! What idle clients and clients that do not read can hold, over real connections of both protocols.
+//! Limits on what idle clients, and clients that do not read, can hold, over real connections of both protocols.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -87,7 +87,7 @@ async fn an_answer_whose_service_is_quiet_is_not_stalled() {
     patient.send(&TestRequest::get("/quiet")).await;
     let mut patient_too = Streams::open(server.addr, WINDOW).await;
     let (_, body) = patient_too.get("/quiet").await;
-    // A client that came later and does not read: once it is cut off, the time of the others would be over too.
+    // A client that connected later and does not read: once it is cut off, the time of the others would be over, too.
     let mut stalled = Client::connect(server.addr).await;
     stalled.send(&TestRequest::get("/endless")).await;
     server.until(|door| door.connections.used() == 3).await;
@@ -109,7 +109,7 @@ async fn a_reader_that_stopped_makes_room_when_memory_is_short() {
     let mut client = Client::connect(server.addr).await;
     client.send(&TestRequest::get("/endless")).await;
     server.until(|door| door.buffers.used().1 >= 60_000).await;
-    // Not at once: a reader may pause. The stall time-out itself is far away.
+    // Not at once, because a reader may pause. The stall time-out itself is far away.
     server.until(|door| door.buffers.has_room_for_reply(32 * 1024)).await;
     server.until(|door| door.connections.used() == 0).await;
 }
@@ -144,7 +144,7 @@ async fn a_client_that_resets_in_bulk_loses_its_connection() {
     let mut flood = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     flood.extend(frame(SETTINGS, 0, 0, &[]));
     for stream in (1..400).step_by(2) {
-        // `GET`, `http` and `/`, as HPACK's static table has them.
+        // `GET`, `http` and `/`, as indexes of HPACK's static table.
         flood.extend(frame(HEADERS, END_STREAM | END_HEADERS, stream, &[0x82, 0x86, 0x84]));
         flood.extend(frame(RST_STREAM, 0, stream, &CANCEL));
     }
@@ -171,7 +171,7 @@ impl Streams {
         Streams { sender, addr, connection: tokio::spawn(connection) }
     }
 
-    /// Asks on a stream of its own, whose body is not read.
+    /// Sends a request on a new stream and does not read the response body.
     fn get(&mut self, path: &str) -> impl Future<Output = (StatusCode, RecvStream)> + Send + use<> {
         let request = HttpRequest::get(format!("http://{}{path}", self.addr)).body(()).unwrap();
         let sender = self.sender.clone();
@@ -192,7 +192,7 @@ impl Streams {
     }
 }
 
-/// Waits for the end of a body without giving its window back: the reason if it was reset.
+/// Waits for the end of a body without enlarging its window, and returns the reason if the stream was reset.
 async fn reset(mut body: RecvStream) -> Option<h2::Reason> {
     let ended = async {
         while let Some(data) = body.data().await {
@@ -207,7 +207,7 @@ async fn reset(mut body: RecvStream) -> Option<h2::Reason> {
 
 const WINDOW: u32 = 65_535;
 
-// Frames of HTTP/2 (RFC 9113, 6 and 7).
+// Frame types and flags of HTTP/2 (RFC 9113, sections 6 and 7).
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;

@@ -1,4 +1,4 @@
-//! The accept loop under real connections: what it lets in, for how long, and how it ends.
+//! The accept loop under real connections: limits, time-outs and shutdown.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -47,7 +47,7 @@ async fn a_connection_over_the_bound_waits_while_all_are_busy() {
     first.send(&TestRequest::get("/held")).await;
     server.held.notified().await;
 
-    // It can send and gets nothing.
+    // The second client can send, but gets no response.
     let mut second = Client::connect(server.addr).await;
     second.send(&TestRequest::get("/")).await;
     server.until(|door| door.connections.waits()).await;
@@ -79,7 +79,7 @@ async fn a_request_may_take_longer_than_its_head_had() {
     let mut busy = Client::connect(server.addr).await;
     busy.send(&TestRequest::get("/held")).await;
     server.held.notified().await;
-    // A silent client that came later: once it is hung up on, the busy one's time is over too.
+    // A silent client that connected later: once it is closed, the busy one's time is over, too.
     Client::connect(server.addr).await.closed().await;
     server.release.notify_one();
     assert_eq!(busy.read().await.unwrap().status, 200);
@@ -166,12 +166,12 @@ async fn what_a_client_sends_and_gets_is_the_same_through_the_gateway() {
     let trailers = client.call(&TestRequest::get("/").header("te", "trailers").fixture("trailers")).await;
     assert_eq!((trailers.text(), trailers.trailers.len(), trailers.cut), ("done".into(), 1, false));
 
-    // Cut upstream, cut here: the client must not take a part for the whole.
+    // A response that is cut upstream is cut here: the client must not take a part for the whole.
     assert!(client.call(&TestRequest::get("/").fixture("cut=body")).await.cut);
 }
 
-/// A server whose service holds `/held`, answers `/endless`, `/quiet` and `/large` with bodies of that kind, anything
-/// else with what it knows of the peer, and counts everything.
+/// A server whose service holds `/held`, responds to `/endless`, `/quiet` and `/large` with bodies of that kind and to
+/// any other path with what it knows of the peer, and counts everything.
 pub(super) struct Server {
     pub(super) addr: SocketAddr,
     pub(super) door: ListenerState,
@@ -216,7 +216,7 @@ impl Server {
         Server { addr, door, calls, held, release, stop, ending }
     }
 
-    /// Waits until what the connections hold satisfies `enough`.
+    /// Waits until the state of the connections satisfies `enough`.
     pub(super) async fn until(&self, mut enough: impl FnMut(&ListenerState) -> bool) {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         while !enough(&self.door) {
@@ -238,7 +238,7 @@ fn endless() -> TestBody {
     StreamBody::new(frames).boxed_unsync()
 }
 
-/// One frame, and the end only when it is told.
+/// A body of one frame that ends only when the test says so.
 fn quiet(release: Arc<Notify>) -> TestBody {
     let first = futures_util::stream::once(async { Ok(Frame::data(Bytes::from_static(b"first"))) });
     let last = futures_util::stream::once(async move {
@@ -254,7 +254,7 @@ fn what_is_known(request: &http::Request<Incoming>) -> String {
     format!("{version:?} {}", connection.peer)
 }
 
-/// Client, our server, the forwarder and the upstream in a row. The server lasts as long as the test.
+/// Connects a client, our server, the forwarder and the upstream in a row. The server lasts as long as the test.
 async fn through_to_upstream() -> (Upstream, Client) {
     let upstream = Upstream::start().await;
     let forwarder = Forwarder::new(upstream.url().parse().unwrap(), false, &TlsSettings::default()).unwrap();
@@ -264,8 +264,8 @@ async fn through_to_upstream() -> (Upstream, Client) {
     (upstream, Client::connect(addr).await)
 }
 
-/// For limits that a test waits to run out: the wait is for the close they cause, never for the time.
-/// Long enough for a request to get through on a busy machine.
+/// For limits that a test waits to run out: it waits for the close that they cause, never for the time. Long enough
+/// for a request to get through on a busy machine.
 pub(super) const SHORT: Duration = Duration::from_millis(500);
 
 /// Longer than a piece that a connection is given at once, and no multiple of it.

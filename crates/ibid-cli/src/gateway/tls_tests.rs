@@ -1,5 +1,5 @@
-//! An upstream with TLS: what is spoken, what is trusted, and that every refused handshake proves that nothing was sent.
-//! Every server here is a real rustls server on a real socket.
+//! An upstream with TLS: the negotiated protocol, the trusted certificates, and the proof that nothing was sent after
+//! a refused handshake. Every server here is a real rustls server on a real socket.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ async fn alpn_chooses_the_version_and_host_follows_it() {
     for alpn in [&["http/1.1"][..], &[]] {
         let front = TlsFront::start(first.addr(), &identity, options(alpn)).await;
         let forwarder = forwarder(&front.url(), false, &trusting(&authority));
-        // The second one goes by the client that offers HTTP/1.1 only, and so does the third.
+        // The second and the third request use the client that offers only HTTP/1.1.
         for connections in [1, 2, 2] {
             let answer = send(&forwarder, post("one", "status=201").header("te", "trailers")).await;
             assert_eq!((answer.status().as_u16(), fate(&answer)), (201, None));
@@ -169,7 +169,8 @@ async fn a_pooled_tls_connection_found_closed_costs_nothing() {
     assert_eq!(text(send(&forwarder, post("a", "cut=after")).await).await, "done");
     upstream.until(|t| t.closed == 1).await;
     let second = send(&forwarder, post("b", "status=201")).await;
-    // The close may cross the request on its way through the TLS server. Then it is uncertain, never sent twice.
+    // The close may cross the request on its way through the TLS server. The request is then uncertain, and never sent
+    // twice.
     match fate(&second) {
         None => assert_eq!((second.status().as_u16(), upstream.executions("b")), (201, 1)),
         Some(ExecutionHint::NotExecuted) => assert_eq!(upstream.executions("b"), 0),
@@ -196,7 +197,7 @@ async fn refused_streams_prove_the_same_over_tls() {
     }
 }
 
-/// Streams open on a connection that ALPN made HTTP/2 while it goes away.
+/// Streams open while a connection that ALPN made HTTP/2 goes away.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_race_with_a_goaway_over_tls_proves_what_is_not_so() {
     let authority = Authority::new();
@@ -244,8 +245,8 @@ async fn text(answer: Response<ForwardBody>) -> String {
     String::from_utf8_lossy(&body).into_owned()
 }
 
-/// Passes the client's first message on at once and holds what follows until [`HELD_BYTES`] have come, so that the
-/// server judges the client's certificate only after the request has left.
+/// Forwards the client's first message at once and holds everything after it until [`HELD_BYTES`] have arrived, so
+/// that the server judges the client's certificate only after the request was sent.
 struct HoldingRelay;
 
 impl HoldingRelay {
@@ -267,12 +268,12 @@ impl HoldingRelay {
                 held.extend_from_slice(&buffer[..more]);
             }
             to_server.write_all(&held).await.unwrap();
-            // An error means that the server has refused and gone.
+            // An error means that the server has refused and closed the connection.
             let _ = tokio::io::copy(&mut from_client, &mut to_server).await;
         });
         addr
     }
 }
 
-/// More than a handshake's second half, less than what a socket takes without its peer reading.
+/// More than the second half of a handshake, less than a socket accepts without its peer reading.
 const HELD_BYTES: usize = 16 * 1024;

@@ -1,4 +1,4 @@
-//! The operator's API on a running gateway, over real sockets.
+//! The admin API of a running gateway, over real sockets.
 
 use futures_util::future::join_all;
 use ibid_testkit::client::{TestRequest, TestResponse};
@@ -35,7 +35,7 @@ fn json_of(response: &TestResponse) -> Value {
     serde_json::from_slice(&response.body).expect("JSON")
 }
 
-/// The only record that fits.
+/// Returns the only record that matches the query.
 async fn only(gateway: &Gateway, query: &str) -> Value {
     let page = json_of(&get(gateway, &format!("/v1/records?{query}")).await);
     let records = page["records"].as_array().expect("records");
@@ -47,7 +47,7 @@ fn id(record: &Value) -> String {
     record["id"].as_str().expect("an id").to_owned()
 }
 
-/// A record whose answer was lost.
+/// Makes a record whose response was lost, and returns it.
 async fn unknown(gateway: &Gateway, key: &str) -> Value {
     assert_problem(&gateway.call(&pay(key, "cut=read")).await, 502, "outcome-unknown");
     only(gateway, &format!("state=unknown&key={key}")).await
@@ -98,7 +98,7 @@ async fn only_the_token_opens_the_api_and_only_on_the_admin_listener() {
         assert_problem(&gateway.admin(&signed(act)).await, 401, "unauthorized");
     }
     assert!(!gateway.said().contains(TOKEN), "the log does not hold it");
-    // A client's request for such a path is one for the API behind.
+    // On the public listener, such a path belongs to the API behind the gateway.
     let seen = upstream.requests().len();
     let request = TestRequest::get("/v1/records").header("authorization", format!("Bearer {TOKEN}"));
     assert!(!gateway.call(&request).await.text().contains(&record), "no record on the public listener");
@@ -190,7 +190,7 @@ async fn acknowledging_a_dead_letter_changes_nothing_else() {
     upstream.gate().release(1);
 }
 
-/// A record whose answer was lost, of a route without rules of its own.
+/// Makes an unknown record on a route without a `[[route]]` section.
 async fn unknown_elsewhere(gateway: &Gateway) -> Value {
     let lost = TestRequest::post("/refunds").key("u").body("five").fixture("cut=read");
     assert_problem(&gateway.call(&lost).await, 502, "outcome-unknown");
@@ -254,7 +254,7 @@ async fn many_are_previewed_and_only_what_was_shown_is_settled(on: On) {
     let preview = json!({ "filter": { "route": "/payments", "older_than": "0s" }, "deed": "not_executed" });
     let shown = json_of(&post(&gateway, "/v1/records/preview", &preview).await);
     assert_eq!((&shown["count"], &shown["left_alone"]), (&json!(4), &json!(1)), "{shown}");
-    // One is settled meanwhile, another comes.
+    // One of the shown records is settled meanwhile, and a new one is added.
     let first = shown["records"][0]["id"].as_str().expect("an id");
     let one = json!({ "who": "bob", "reason": "sooner", "found": { "completed": { "status": 200 } } });
     json_of(&post(&gateway, &format!("/v1/records/{first}/resolve"), &one).await);

@@ -1,9 +1,9 @@
-//! `ibid config check` and the start of `ibid gateway`, driven as a shell would.
+//! `ibid config check` and the start of `ibid gateway`, run as a shell runs them.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A directory of its own with an `ibid.toml` in it, gone when dropped.
+/// A temporary directory with an `ibid.toml`, deleted when dropped.
 struct Place(tempfile::TempDir);
 
 impl Place {
@@ -37,7 +37,7 @@ impl Place {
     }
 }
 
-/// What a command left behind.
+/// Output and exit code of a command.
 #[derive(Debug)]
 struct Ran {
     code: i32,
@@ -227,7 +227,7 @@ fn keys_opens_the_store_of_the_configuration_file() {
     assert!(!ran.err.contains("hunter2"));
     let ran = place.ibid(&["keys", "list", "--store", "redis://x"]);
     assert!(ran.err.starts_with("error: `--store` (or `IBID_STORE`) names a `redis` store"), "{}", ran.err);
-    // Another program's database, named by mistake, gets no tables.
+    // The database of another program, named by mistake, gets no tables.
     let theirs = place.path().join("theirs.db");
     rusqlite::Connection::open(&theirs)
         .and_then(|theirs| theirs.execute_batch("create table t (a)"))

@@ -1,5 +1,4 @@
-//! What is shipped for operators: alert rules and a dashboard that speak of metrics which exist, and a runbook for each
-//! alert.
+//! The files for operators: alert rules and a dashboard that use existing metrics, and a runbook for each alert.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,7 +13,7 @@ fn text(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Every sample that a scrape may show.
+/// Returns all metric samples that a scrape may show.
 fn samples() -> BTreeSet<String> {
     let suffixes = |kind: &str| match kind {
         "histogram" => &["_bucket", "_sum", "_count"][..],
@@ -26,13 +25,13 @@ fn samples() -> BTreeSet<String> {
         .collect()
 }
 
-/// The names of metrics in an expression.
+/// Returns the names of the metrics in an expression.
 fn named(expression: &str) -> BTreeSet<String> {
     let words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     words.filter(|word| word.starts_with("ibid_")).map(str::to_owned).collect()
 }
 
-/// One alert of the rules, as far as these tests look.
+/// One alert of the rules, with the fields that these tests need.
 #[derive(Debug, Default)]
 struct Alert {
     name: String,
@@ -40,7 +39,7 @@ struct Alert {
     runbook: String,
 }
 
-/// The alerts of the file: it is ours, and written so that its lines can be read one by one.
+/// Parses the alerts of the file. The file is ours, so its lines can be read one by one.
 fn alerts() -> Vec<Alert> {
     let mut alerts: Vec<Alert> = Vec::new();
     let mut within_expression = false;

@@ -1,4 +1,4 @@
-//! `ibid doctor` on real stores: healthy ones, ones that the gateway refuses, and ones that may lose what was answered.
+//! `ibid doctor` on real stores: healthy ones, ones that the gateway refuses, and ones that may lose stored responses.
 
 use std::process::Output;
 
@@ -13,19 +13,19 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs it, as a table.
+/// Runs `ibid doctor` with a table as output.
 fn doctor(setup: &Setup, url: &str) -> Output {
     setup.ibid(&["doctor", "--store", url])
 }
 
-/// Its exit code, and the line of one check in the table.
+/// Returns the exit code, and the line of one check in the table.
 fn line(output: &Output, check: &str) -> (Option<i32>, String) {
     let table = text(&output.stdout);
     let line = table.lines().find(|line| line.starts_with(check));
     (output.status.code(), line.unwrap_or_else(|| panic!("no line `{check}` in {output:?}")).to_owned())
 }
 
-/// Panics unless the check has this result, and says these words.
+/// Panics unless the check has this result and its line contains these words.
 #[track_caller]
 fn says(output: &Output, code: i32, check: &str, result: &str, words: &str) {
     let (found, line) = line(output, check);
@@ -109,7 +109,7 @@ fn a_healthy_server_is_well_and_its_password_is_never_said() {
     let json = setup.ibid(&["doctor", "--json", "--store", &url]);
     assert!(results(&json).0["well"].as_bool().expect("a word"), "{json:?}");
 
-    // The gateway has none configured, so it makes a secret, in the store.
+    // The gateway has no secret configured, so it makes one and stores it.
     drop(setup.clone().store_at(&url).start());
     says(&doctor(&setup, &url), 0, "fingerprint secret", "ok", "made by the store itself");
     let file = setup.folder().join("with-secret.toml");
@@ -167,7 +167,7 @@ fn commits_that_wait_for_nobody_there_are_bad() {
     says(&doctor(&setup, &server.url()), 1, "replication", "bad", "every commit waits");
 }
 
-/// Runs `count` requests, and then makes the store believe that each took so long.
+/// Runs `count` requests, and then changes the store as if each had taken so long.
 async fn ran(setup: &Setup, keys: std::ops::Range<u32>, took_ms: u64) {
     let gateway = setup.start();
     let mut client = gateway.client().await;

@@ -1,4 +1,5 @@
-//! Answers that come later: accepted with 202, delivered once without the client, through outages, kills and company.
+//! Asynchronous responses: a request is accepted with 202 and delivered once without its client, despite outages,
+//! kills and other gateways.
 
 use futures_util::future::join_all;
 use ibid_testkit::client::{TestRequest, TestResponse};
@@ -15,7 +16,7 @@ fn paid(key: &str) -> TestRequest {
     pay(key).fixture("status=201;body=paid")
 }
 
-/// Panics unless it is a 202 of the gateway's own; where to look.
+/// Panics unless it is a 202 of the gateway itself. Returns the path of the status page.
 #[track_caller]
 fn accepted(answer: &TestResponse) -> String {
     assert_eq!(answer.status, 202, "{answer:?}");
@@ -28,14 +29,14 @@ fn accepted(answer: &TestResponse) -> String {
     page
 }
 
-/// The key's page, held until it is done or for the route's `wait`.
+/// Gets the key's status page, which waits until the request is done, at most for the route's `wait`.
 async fn watched(gateway: &Gateway, page: &str) -> Value {
     let answer = gateway.settled(&TestRequest::get(page).header("Prefer", "wait=5")).await;
     assert_eq!(answer.status, 200, "{answer:?}");
     serde_json::from_slice(&answer.body).expect("JSON")
 }
 
-/// Waits until the key's page says this.
+/// Waits until the key's status page satisfies `is`.
 async fn until_page(gateway: &Gateway, page: &str, what: &str, is: impl Fn(&Value) -> bool) -> Value {
     until_async(what, async || Some(watched(gateway, page).await).filter(|said| is(said))).await
 }
@@ -123,7 +124,7 @@ async fn a_later_delivery_sends_the_original_request(on: On) {
     }
 }
 
-/// How many of the things kept beside records hold this text.
+/// Returns how many attachments of records contain this text.
 fn kept(setup: &Setup, text: &str) -> u32 {
     if let Some(server) = setup.server() {
         let sql = format!("select count(*) from ibid_body where position('{text}'::bytea in data) > 0");
@@ -148,13 +149,14 @@ async fn a_client_has_its_way_where_the_route_lets_it() {
     assert_eq!(later.header("preference-applied").as_deref(), Some("respond-async"));
     let page = accepted(&later);
     until_state(&gateway, &page, "completed").await;
-    // Whatever it prefers now: it is done.
+    // The request is done, so the preference no longer matters.
     let answer = gateway.call(&paid("b")).await;
     assert!(answer.status == 201 && is_replay(&answer), "{answer:?}");
     let answer = gateway.call(&paid("b").header("Prefer", "respond-async")).await;
     assert!(is_replay(&answer) && answer.header("preference-applied").is_none(), "{answer:?}");
 
-    // Rather later than never, but at once if it does not take long.
+    // A preference for an asynchronous response with a wait: if the request is done in time, the client gets the
+    // response itself.
     let answer = gateway.call(&paid("c").header("Prefer", "respond-async, wait=5")).await;
     assert_eq!((answer.status, answer.text().as_str()), (201, "paid"), "{answer:?}");
 
@@ -236,7 +238,7 @@ on_every_store!(a_kill_between_202_and_delivery_loses_nothing);
 async fn a_kill_between_202_and_delivery_loses_nothing(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).on(on).config(ASYNC);
-    // It has seen the record and takes its time: longer than this test.
+    // The gateway has claimed the record and pauses for longer than this test.
     let mut gateway =
         setup.clone().variable("IBID_FAILPOINTS", "deliver.before=return(pause:600000)").start();
     let page = accepted(&gateway.call(&paid("k")).await);
@@ -258,7 +260,7 @@ async fn a_kill_during_delivery_is_unknown_and_nothing_is_done_twice(on: On) {
     let request = pay("k").fixture("gate;status=201;body=paid");
     let mut gateway = setup.start();
     let page = accepted(&gateway.call(&request).await);
-    // Executed, and the answer is on its way.
+    // The upstream has executed the request, and its response is still in flight.
     upstream.until(|tally| tally.held == 1).await;
     gateway.kill();
     upstream.gate().open();
@@ -274,7 +276,8 @@ async fn a_kill_before_the_first_byte_may_be_delivered_again(on: On) {
     let upstream = Upstream::start().await;
     let config = ASYNC.replace("lease", "on_lapse = \"retry\"\nlease");
     let setup = Setup::before(&upstream.url()).on(on).config(&config);
-    // It pauses there until it is killed: one that kills itself may do so before its client has the answer.
+    // The gateway pauses there until the test kills it. If it killed itself, it could do so before its client has the
+    // 202.
     let mut gateway = setup.clone().variable("IBID_FAILPOINTS", "deliver.after=return(pause:600000)").start();
     let page = accepted(&gateway.call(&paid("k")).await);
     gateway.until_said("a failpoint is hit").await;
@@ -294,7 +297,7 @@ async fn of_two_gateways_on_one_store_exactly_one_delivers(on: On) {
     let sent =
         keys.iter().enumerate().map(async |(n, key)| accepted(&gateways[n % 2].call(&paid(key)).await));
     let pages = join_all(sent).await;
-    // Each is asked for at the other's.
+    // Ask the other gateway for each status page.
     join_all(
         pages.iter().enumerate().map(|(n, page)| until_state(&gateways[(n + 1) % 2], page, "completed")),
     )
@@ -320,7 +323,7 @@ async fn kills_under_load_lose_nothing_and_do_nothing_twice(on: On) {
             (key, accepted(&answer))
         });
         pages.extend(join_all(sent).await);
-        // Somewhere within the round's deliveries, and elsewhere each time.
+        // Kill it during the round's deliveries, at a different moment each time.
         upstream.until(|tally| tally.total >= pages.len() - 20 - lost + round % 10).await;
         gateways[round % 2].kill();
         lost = pages.len() - upstream.total();

@@ -1,4 +1,4 @@
-//! How the upstream gets the key, and what the hops between make of it.
+//! The key on its way to the upstream, and how the hops between treat it.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -17,10 +17,11 @@ use crate::harness::Setup;
 async fn a_go_proxy_gets_no_leave_to_send_a_bodyless_request_twice() {
     let upstream = Upstream::start().await;
     let caddy = ProxyHop::start(Proxy::Caddy, upstream.addr(), ProxyHopOptions::default());
-    // With the key as the client sent it Caddy sends the request twice: that is why the default renames it.
+    // If the key is forwarded as the client sent it, Caddy sends the request twice. This is why the default renames
+    // the header.
     for (config, deliveries) in [("", 1), ("[defaults]\nforward_key = \"as-sent\"\n", 2)] {
         let gateway = Setup::before(&caddy.url()).config(config).start();
-        // Leaves Caddy a connection to use again, which the upstream then closes on the next request.
+        // Leaves Caddy a pooled connection, which the upstream closes on the next request.
         let first =
             gateway.call(&TestRequest::post("/payments").key("p").body("{}").fixture("status=201")).await;
         assert_eq!(first.status, 201, "{first:?} {}", caddy.output());

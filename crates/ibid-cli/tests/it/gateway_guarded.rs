@@ -1,5 +1,5 @@
-//! Which requests are guarded, whatever their method and path are spelt like, and which of their fields the upstream
-//! gets. Over real sockets, and with a real client and framework where these disagree on spelling.
+//! Selection of the guarded requests, however their method and path are spelt, and the fields that the upstream gets.
+//! Uses real sockets, and a real client and framework where these disagree on spelling.
 
 use std::process::Command;
 
@@ -20,7 +20,7 @@ fn last(upstream: &Upstream) -> SeenRequest {
     upstream.requests().pop().expect("a request was delivered")
 }
 
-/// Sends bytes on a connection of their own and reads the answer.
+/// Sends bytes on a new connection and reads the response.
 async fn raw(gateway: &Gateway, bytes: &str) -> TestResponse {
     let mut client = gateway.client().await;
     client.send_bytes(bytes.as_bytes()).await;
@@ -70,7 +70,7 @@ async fn an_override_field_makes_a_get_guarded() {
     assert_problem(&gateway.call(&post).await, 422, "key-reused");
 }
 
-/// fetch upper-cases only DELETE, GET, HEAD, OPTIONS, POST and PUT, and Werkzeug every method.
+/// fetch upper-cases only DELETE, GET, HEAD, OPTIONS, POST and PUT; Werkzeug upper-cases every method.
 #[tokio::test]
 async fn a_lower_case_patch_of_node_runs_once_in_flask() {
     let app = flask();
@@ -93,7 +93,7 @@ async fn a_lower_case_patch_of_node_runs_once_in_flask() {
     assert_eq!(printed.trim(), "200 PATCH run 1 null; 200 PATCH run 1 true; 200 PATCH run 1 true");
 }
 
-/// A Flask application that counts its runs.
+/// Starts a Flask application that counts its runs.
 fn flask() -> Program {
     Program::start(|_, port| {
         Launch::new("python3", ["-c", FLASK, &port.to_string()])
@@ -324,7 +324,7 @@ async fn only_the_gateway_says_that_an_answer_is_a_replay() {
     assert_eq!((is_replay(&first), first.header("idempotency-stored")), (false, None), "{first:?}");
     assert_eq!(first.header("x-else").as_deref(), Some("1"));
     assert!(is_replay(&gateway.call(&request).await));
-    // An answer of many lines is no failure of a request that was executed.
+    // A response with many header lines must not turn an executed request into a failure.
     let many = "header=X-Line: 1;".repeat(300);
     let many = gateway.call(&TestRequest::post("/payments").key("many").body("five").fixture(&many)).await;
     assert_eq!((many.status, many.header_lines("x-line").len()), (200, 300));

@@ -1,4 +1,5 @@
-//! Webhooks over real sockets: signed by the reference library and by hand, they settle what is unknown and nothing else.
+//! Webhooks over real sockets, signed by the reference library and by hand: they settle unknown records and nothing
+//! else.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -71,7 +72,7 @@ fn now() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs() as i64
 }
 
-/// A webhook of `psp` as it should be.
+/// A correct webhook of the source `psp`.
 #[derive(Clone)]
 struct Said {
     event: String,
@@ -131,7 +132,7 @@ async fn unknown(gateway: &Gateway, key: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn what_is_unknown_is_settled_by_a_signed_webhook_alone() {
     let upstream = Upstream::start().await;
-    // So that an attempt is over soon.
+    // Short times, so that an attempt is over soon.
     let config = format!("[defaults]\nupstream_timeout = \"3s\"\nlinger = \"0s\"\n{CONFIG}");
     let setup = setup(&upstream, On::Sqlite).config(&config);
     let gateway = setup.start();
@@ -150,7 +151,7 @@ async fn what_is_unknown_is_settled_by_a_signed_webhook_alone() {
 
     unknown(&gateway, "void").await;
     let early = said("evt_3", "payment.never_created", "void");
-    // By its age, which is rounded up, it is of the attempt or of before it.
+    // The age is rounded up, so the event counts as one during the attempt or before it.
     let is_early = |(status, word): (u16, String)| status == 200 && (word == "premature" || word == "stale");
     assert!(is_early(early.to(&gateway).await), "the delivery might still run");
     let mut told = 0;
@@ -302,7 +303,7 @@ async fn an_unsafe_hook_is_refused_at_start() {
     assert_eq!(gateway.page("/metrics").await.status, 200, "with one tenant it need not be named");
 }
 
-/// Of a service whose outbox makes the calls, in the same database.
+/// Configuration of a service whose outbox makes the calls, in the same database.
 const ON_EFFECTS: &str = r#"
 [[hook]]
 name = "calls"
@@ -376,8 +377,8 @@ async fn a_hook_without_a_target_is_refused_at_start() {
     }
 }
 
-/// The simulated processor behind the gateway: it makes each charge, resets the connection, and reports the charge by its
-/// own webhook.
+/// The simulated processor behind the gateway makes each charge, resets the connection, and reports the charge by a
+/// webhook.
 #[tokio::test]
 async fn a_webhook_settles_a_charge_whose_response_was_reset() {
     use ibid_testkit::processor::{CardProcessor, ChargeFaults, ProcessorOptions, WebhookSecret};

@@ -1,4 +1,4 @@
-//! The corners of HTTP over real sockets: what is passed on, what is kept, what is replayed, and what is bounded.
+//! Corner cases of HTTP over real sockets: what the gateway forwards, stores, replays and bounds.
 
 use ibid_testkit::client::{TestRequest, TestResponse};
 use ibid_testkit::upstream::Upstream;
@@ -99,7 +99,7 @@ async fn an_odd_response_is_replayed_byte_for_byte(on: On) {
             assert_eq!(answer.header(name), None, "{name} in {answer:?}");
         }
     }
-    // A cookie is one caller's; the retry may be another's.
+    // A cookie belongs to one client, and the retry may come from another.
     assert_eq!((bytes_of(&first, "set-cookie").len(), bytes_of(&second, "set-cookie").len()), (2, 0));
     assert_eq!(upstream.total(), 1);
 }
@@ -114,7 +114,7 @@ async fn compressed_bytes_are_replayed_as_they_came() {
     let second = gateway.call(&request).await;
     assert!(is_replay(&second) && second.body == first.body && second.text() == "not really brotli");
     assert_eq!(second.header("content-encoding").as_deref(), Some("br"));
-    // A retry may take other codings than the first request, so none is asked for.
+    // A retry may accept other codings than the first request, so the gateway asks for none.
     assert_eq!(upstream.requests()[0].header("accept-encoding").as_deref(), Some("identity"));
 }
 
@@ -136,7 +136,7 @@ async fn answers_without_a_body_stay_without_one() {
         let request = pay(&format!("s{status}")).fixture(&format!("status={status};header=ETag: \"v1\""));
         let mut client = gateway.client().await;
         for replayed in [false, true] {
-            // On one connection: a stray body byte would spoil the next head.
+            // All on one connection: a stray body byte would corrupt the next head.
             let answer = client.call(&request).await;
             assert_eq!((answer.status, is_replay(&answer)), (status, replayed), "{answer:?}");
             assert_eq!(answer.header("etag").as_deref(), Some("\"v1\""));
@@ -222,7 +222,7 @@ async fn an_event_stream_passes_through_without_being_kept() {
         seen.extend(more);
     }
     assert_eq!(upstream.tally().held, 1, "the stream is still open");
-    // Durable before its first byte left.
+    // The record was durable before the first byte of the response left.
     assert_problem(&gateway.call(&request).await, 410, "response-not-retained");
     upstream.gate().open();
     while !String::from_utf8_lossy(&seen).contains("data: 2") {
@@ -246,7 +246,7 @@ async fn a_head_that_does_not_come_is_not_waited_for() {
     assert_eq!(second_head.call(&pay("second")).await.status, 200);
     second_head.send_bytes(b"POST /payments HTTP/1.1\r\nHost:").await;
     for client in [&mut silent, &mut slow, &mut idle, &mut second_head] {
-        // Closed, with or without a word of farewell.
+        // The gateway closes the connection, with or without a response.
         let farewell = client.read_some(4096).await;
         assert!(farewell.is_empty() || farewell.starts_with(b"HTTP/1.1 408"), "{farewell:?}");
     }
@@ -277,7 +277,7 @@ async fn connections_beyond_the_cap_wait_their_turn() {
     let mut third = gateway.client().await;
     third.send(&TestRequest::get("/third")).await;
     let reached = async || gateway.metric("ibid_limit_reached_total", "max_connections").await > 0.0;
-    // The operator has a listener of its own.
+    // The admin listener is not affected.
     until_async("the third one waits", async || reached().await.then_some(())).await;
     assert!(!upstream.requests().iter().any(|seen| seen.target == "/third"), "it waits outside");
     upstream.gate().open();

@@ -1,4 +1,4 @@
-//! Where the gateway finds a key, and what an operator learns of requests without one.
+//! The places where the gateway looks for a key, and the log lines about requests without one.
 
 use ibid_testkit::client::TestRequest;
 use ibid_testkit::upstream::Upstream;
@@ -18,7 +18,7 @@ async fn a_key_in_the_body_is_found_and_the_body_passed_on_whole() {
     assert!(!is_replay(&gateway.call(&json("/pay", keyed)).await));
     assert!(is_replay(&gateway.call(&json("/pay", keyed)).await));
     assert_problem(&gateway.call(&json("/pay", "{")).await, 400, "key-invalid");
-    // Read to be searched, and then passed on as if it had not been.
+    // The gateway reads the body to search it, and then forwards it unchanged.
     let plain = r#"{"amount":5}"#;
     assert_eq!(gateway.call(&json("/pay", plain)).await.status, 200);
     let chunked =

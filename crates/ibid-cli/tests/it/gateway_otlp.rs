@@ -1,11 +1,11 @@
-//! Spans as a collector gets them: a real socket takes what the gateway sends, and the bytes are read as OTLP has them.
+//! Spans as a collector gets them: a real socket receives the gateway's exports, and the test decodes the OTLP bytes.
 
 use ibid_testkit::client::TestRequest;
 use ibid_testkit::upstream::Upstream;
 
 use crate::harness::{Setup, is_replay};
 
-/// One span, as far as these tests look.
+/// One span, with the fields that these tests need.
 #[derive(Debug, Default)]
 struct Span {
     trace: String,
@@ -43,7 +43,7 @@ fn span(bytes: &[u8]) -> Span {
     }
 }
 
-/// The length-delimited fields of this number in a protobuf message.
+/// Returns the length-delimited fields with this number in a protobuf message.
 fn parts(mut bytes: &[u8], wanted: u64) -> Vec<&[u8]> {
     let mut found = Vec::new();
     while !bytes.is_empty() {
@@ -96,7 +96,7 @@ async fn a_replay_span_links_to_the_first_execution() {
     let from = |trace: &str| pay.clone().header("traceparent", format!("00-{trace}-00f067aa0ba902b7-01"));
     assert_eq!(gateway.call(&from(first)).await.status, 200);
     assert!(is_replay(&gateway.call(&from(second)).await));
-    // Without a trace of the client's it has one of its own, and the upstream is told.
+    // Without a trace of the client, the gateway starts one and sends it to the upstream.
     assert_eq!(gateway.call(&TestRequest::post("/payments").key("own").body("five")).await.status, 200);
     gateway.signal("TERM");
     assert!(gateway.ended().await.success());

@@ -1,4 +1,4 @@
-//! Requests that are not guarded pass untouched: upgrades, long polls, streams both ways. And guarded streams.
+//! Unguarded requests pass untouched: upgrades, long polls, streams in both directions. Also guarded streams.
 
 use std::process::Command;
 
@@ -25,7 +25,7 @@ fn websocket() -> TestRequest {
         .fixture("upgrade;header=Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=")
 }
 
-/// Upgrades a connection and sends a few bytes both ways.
+/// Upgrades a connection and sends a few bytes in both directions.
 async fn tunnel(gateway: &Gateway) -> Client {
     let mut client = gateway.client().await;
     client.send(&websocket()).await;
@@ -47,7 +47,7 @@ async fn tunnel(gateway: &Gateway) -> Client {
     client
 }
 
-/// Reads until these words have come.
+/// Reads until these words have arrived.
 async fn read_until(client: &mut Client, words: &str) {
     let mut seen = Vec::new();
     while !String::from_utf8_lossy(&seen).contains(words) {
@@ -91,7 +91,7 @@ async fn a_tunnel_takes_a_slot_of_what_passes_and_no_other() {
     .await;
 }
 
-/// A real client and a real server of WebSocket, with compression, a large frame and a closing handshake.
+/// Uses a real WebSocket client and server, with compression, a large frame and a closing handshake.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_websocket_of_pythons_library_is_echoed() {
     let packages = tools().join("websockets-16.1.1");
@@ -134,7 +134,7 @@ print('echoed, closed with', socket.close_code)
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_upgrade_goes_by_http1_where_tls_would_choose_http2() {
     let (authority, upstream) = (Authority::new(), Upstream::start().await);
-    // Its HTTP/2 would not be understood behind it.
+    // The upstream would not understand HTTP/2 here.
     let options = TlsOptions { alpn: &["h2", "http/1.1"], ..TlsOptions::default() };
     let front = TlsFront::start(upstream.addr(), &authority.certificate(&["127.0.0.1"]), options).await;
     let setup = Setup::before(&front.url()).config("[upstream_tls]\nca = \"ca.pem\"\n");
@@ -168,7 +168,7 @@ async fn a_drain_ends_tunnels_at_once() {
     assert_eq!(connections_to(upstream.addr()), 0);
 }
 
-/// Waits for longer than `upstream_timeout`, which is 300 ms here: a guarded request meets it.
+/// Waits for longer than `upstream_timeout`, which is 300 ms here: a guarded request runs into it.
 async fn outlast_upstream_timeout(gateway: &Gateway, key: &str) {
     let request = TestRequest::post("/payments").key(key).body("five").fixture("gate");
     assert_problem(&gateway.call(&request).await, 504, "outcome-unknown");
@@ -199,7 +199,7 @@ async fn pass_timeout_bounds_the_head_and_not_the_answer() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_and_answer_stream_at_the_same_time() {
-    // An upstream that answers each chunk as it comes.
+    // An upstream that responds to each chunk as it arrives.
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
     let upstream = tokio::spawn(async move {
@@ -223,7 +223,7 @@ async fn request_and_answer_stream_at_the_same_time() {
     upstream.await.expect("the upstream has seen all of it");
 }
 
-/// Reads on until these words are among what was seen.
+/// Reads until these words are among the bytes that have arrived.
 async fn read_raw(stream: &mut TcpStream, seen: &mut Vec<u8>, words: &str) {
     let mut buffer = [0; 1024];
     while !String::from_utf8_lossy(seen).contains(words) {
@@ -252,7 +252,7 @@ async fn a_stream_route_passes_ndjson_as_it_comes() {
     upstream.gate().open();
     read_until(&mut client, "data: 2").await;
     assert_eq!(upstream.executions("k"), 1);
-    // A small one is a stream, too. What says that the request failed is not.
+    // A small response is a stream, too. A response that reports a failure is not.
     let small = export("small").fixture("status=201;body=done");
     let first = gateway.call(&small).await;
     assert_eq!((first.status, first.header("idempotency-stored").as_deref()), (201, Some("false")));

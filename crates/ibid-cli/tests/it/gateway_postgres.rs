@@ -1,4 +1,5 @@
-//! What only a PostgreSQL store does: `ibid migrate`, refusals to start, outages of the server and its last connection.
+//! Behaviour that only a PostgreSQL store has: `ibid migrate`, refusals to start, outages of the server and its last
+//! connection.
 
 use ibid::store::postgres::PostgresStore;
 use ibid_testkit::client::TestRequest;
@@ -12,7 +13,7 @@ fn pay(key: &str) -> TestRequest {
     TestRequest::post("/payments").key(key).body("five").fixture("status=201;body=paid")
 }
 
-/// The same, answered once the upstream's gate is open.
+/// A payment whose response waits for the upstream's gate.
 fn pay_slowly(key: &str) -> TestRequest {
     TestRequest::post("/payments").key(key).body("five").fixture("gate;status=201;body=paid")
 }
@@ -179,7 +180,7 @@ async fn an_exhausted_pool_delivers_nothing_and_loses_no_response() {
     assert_eq!(upstream.executions("held"), 1);
 }
 
-/// Every connection that the server has, but for those that are kept for superusers: taken from the gateways too.
+/// Takes every connection of the server, except those reserved for superusers: also the gateways' own.
 async fn take_connections(server: &Postgres) -> Vec<tokio_postgres::Client> {
     let url = server.url().replace("postgres@", "others@");
     let cut = "select count(pg_terminate_backend(pid)) from pg_stat_activity where usename = 'app'";
@@ -189,15 +190,15 @@ async fn take_connections(server: &Postgres) -> Vec<tokio_postgres::Client> {
         while let Ok(client) = stranger(&url).await {
             taken.push(client);
         }
-        // The last of them was to be had only while nobody else had one.
+        // The test has all connections only if no other client has one.
         (taken.len() == CONNECTIONS).then_some(())
     })
     .await;
     taken
 }
 
-/// More than two gateways ever ask for, so that they start.
+/// More connections than two gateways ever ask for, so that they can start.
 const CONNECTIONS: usize = 21;
 
-/// PostgreSQL's own default: the test looks in through these.
+/// PostgreSQL's default number of reserved connections; the test uses these to look at the server.
 const RESERVED: usize = 3;

@@ -1,7 +1,8 @@
-//! The gateway settles unknown outcomes by asking the upstream, which executed and then cut the connection.
+//! The gateway settles unknown outcomes by a lookup at the upstream, which executed the request and then cut the
+//! connection.
 //!
-//! The client's requests say in their own `x-fixture` how they are treated; the gateway's questions are treated as the
-//! upstream was told, or as the rule's own header says.
+//! The `x-fixture` header of a client's request says how the upstream treats it. The upstream treats lookups by its
+//! default fixture, or by the header that the rule adds.
 
 use std::io::{BufRead, BufReader};
 use std::process::Command;
@@ -69,7 +70,7 @@ async fn what_is_absent_once_and_then_there_is_completed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn inconclusive_lookups_end_as_dead_letters() {
     let upstream = Upstream::start().await;
-    // An error, a reset, both words cut short, silence.
+    // An error, a reset, both possible answers cut short, and silence.
     let ways = [
         ("a", "status=500"),
         ("b", "cut=read;rst"),
@@ -154,7 +155,7 @@ async fn of_two_gateways_on_one_store_one_settles_each_record(on: On) {
         }
         assert_eq!(upstream.executions(key), 1);
     }
-    // One may still be asking about what the other has settled: it counts when it has its answer.
+    // A gateway may still look up a record that the other has settled. Its lookup is counted once it has the response.
     let (first, second) = until_async("every question is counted", async || {
         let (first, second) = (counts(&one).await, counts(&other).await);
         let all = first.1 + second.1 >= 12.0 && first.0 + second.0 == questions(&upstream).len() as f64;
@@ -208,7 +209,7 @@ async fn a_record_is_asked_about_by_the_rule_that_it_was_begun_with() {
         |fixture: &str| TestRequest::post("/shops/a%20b/payments").key("k/1").fixture(fixture).body("{}");
     assert_problem(&first.call(&post("cut=read")).await, 502, "outcome-unknown");
     first.kill();
-    // Neither this route nor its rule is known any more.
+    // The new configuration has neither this route nor its rule.
     let second = setup.config(QUICK).start();
     let known = until(&second, &post("status=201")).await;
     assert_eq!((known.text().as_str(), is_replay(&known)), ("paid", true));
@@ -272,17 +273,17 @@ async fn a_chore_told_how_often_goes_on_until_it_is_told_to_stop() {
     }
 }
 
-/// A request that the upstream executes, and whose answer is lost.
+/// A request that the upstream executes, and whose response is lost.
 fn lost(key: &str) -> TestRequest {
     TestRequest::post("/payments").key(key).fixture("cut=read").body("{}")
 }
 
-/// The same request, in better weather.
+/// The same request with a working upstream, for retries.
 fn pay(key: &str) -> TestRequest {
     TestRequest::post("/payments").key(key).fixture("status=201").body("{}")
 }
 
-/// A gateway that asks soon, with these lines in its rule.
+/// Sets up a gateway that looks up soon, with these lines in its rule.
 fn setup(upstream: &Upstream, lines: &str) -> Setup {
     Setup::before(&upstream.url()).config(&format!("{QUICK}{}", rule(lines)))
 }
@@ -307,12 +308,12 @@ async fn until(gateway: &Gateway, request: &TestRequest) -> TestResponse {
     .await
 }
 
-/// What the upstream was asked, oldest first.
+/// Returns the lookups that the upstream got, oldest first.
 fn questions(upstream: &Upstream) -> Vec<SeenRequest> {
     upstream.requests().into_iter().filter(|seen| seen.method == "GET").collect()
 }
 
-/// Questions asked, outcomes known by them, and questions that taught nothing.
+/// Returns the number of lookups, of outcomes that they settled, and of inconclusive lookups.
 async fn counts(gateway: &Gateway) -> (f64, f64, f64) {
     let count = async |what: &str| {
         gateway.metric(&format!("ibid_reconcile_{what}_total"), "route=\"/payments\"").await
@@ -320,6 +321,6 @@ async fn counts(gateway: &Gateway) -> (f64, f64, f64) {
     (count("scheduled").await, count("resolved").await, count("failed").await)
 }
 
-/// As short as the rules allow: `settle` is twice the time-out.
+/// Times as short as the rules allow: `settle` is twice the time-out.
 const QUICK: &str = "[upkeep]\nreconcile_every = \"100ms\"\nsweep_every = \"100ms\"\n\
                      [defaults]\nupstream_timeout = \"500ms\"\nlinger = \"0s\"\n";

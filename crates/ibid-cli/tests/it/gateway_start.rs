@@ -1,4 +1,4 @@
-//! A gateway that can't do its work says why, what lies beneath and what to do, and does not start.
+//! A gateway that cannot work does not start; it prints the error, its cause and a hint.
 
 use std::net::TcpListener;
 

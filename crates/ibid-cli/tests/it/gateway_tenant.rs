@@ -1,4 +1,5 @@
-//! Whose keys they are: a header is believed from trusted hops only, a credential by its bytes, and neither is shown.
+//! The tenant of a key: a header counts only from trusted hops, a credential counts by its bytes, and neither is
+//! logged.
 
 use ibid_testkit::client::TestRequest;
 use ibid_testkit::upstream::Upstream;
@@ -67,7 +68,7 @@ async fn only_a_static_credential_is_a_tenant() {
     assert_eq!(upstream.total(), 3);
 }
 
-/// What must never stand in a log.
+/// Texts that must never be in a log.
 const CANARIES: [&str; 5] =
     ["canary-key", "canary-credential", "canary-body", "canary-answer", "canary-cookie"];
 

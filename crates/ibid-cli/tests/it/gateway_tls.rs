@@ -1,4 +1,4 @@
-//! A gateway before an `https` upstream, as an operator runs it: files of PEM, the log, and `ibid doctor`.
+//! A gateway before an `https` upstream, as an operator runs it: PEM files, the log, and `ibid doctor`.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -13,7 +13,7 @@ fn pay(key: &str) -> TestRequest {
     TestRequest::post("/payments").key(key).body("{\"amount\": 5}").fixture("status=201;body=paid")
 }
 
-/// Writes a file into the gateway's folder, which is where it runs.
+/// Writes a file into the gateway's folder, which is its working directory.
 fn file(setup: &Setup, name: &str, text: &str) -> PathBuf {
     let path = setup.folder().join(name);
     std::fs::write(&path, text).expect("a file");
@@ -77,7 +77,7 @@ async fn an_untrusted_certificate_leaves_the_key_free() {
     gateway.until_said("as `ca` in `[upstream_tls]`").await;
     drop(gateway);
     assert_eq!(upstream.deliveries_begun(), 0);
-    // The same key, once the operator has mended it.
+    // The same key works once the operator has fixed the configuration.
     let answer = trusting(setup, &authority).start().call(&pay("k")).await;
     assert_eq!((answer.status, is_replay(&answer), upstream.executions("k")), (201, false, 1), "{answer:?}");
 }
@@ -127,12 +127,12 @@ async fn doctor_looks_at_the_upstream() {
     assert!(line(&bad, "upstream TLS").contains("expired on 2021-01-01"), "{bad:?}");
     let said = String::from_utf8_lossy(&bad.stderr);
     assert!(said.contains("  cause: its certificate expired") && said.contains("hint: renew"), "{said}");
-    // `PRI` is how HTTP/2 begins, to a fixture that speaks HTTP/1.1 only.
+    // `PRI` is the beginning of HTTP/2, sent to a fixture that speaks HTTP/1.1 only.
     let methods: Vec<_> = upstream.requests().into_iter().map(|seen| seen.method).collect();
     assert!(methods.iter().all(|method| ["HEAD", "PRI"].contains(&method.as_str())), "{methods:?}");
 }
 
-/// The line of one check in the table.
+/// Returns the line of one check in the table.
 fn line(output: &Output, check: &str) -> String {
     let table = String::from_utf8_lossy(&output.stdout);
     let found =
@@ -140,7 +140,7 @@ fn line(output: &Output, check: &str) -> String {
     found.unwrap_or_else(|| panic!("no line `{check}` in {output:?}")).to_owned()
 }
 
-/// A real nginx that ends TLS, demands client certificates and speaks HTTP/2.
+/// A real nginx that terminates TLS, demands client certificates and speaks HTTP/2.
 struct Nginx {
     child: Child,
     url: String,
@@ -151,7 +151,7 @@ impl Nginx {
         let identity = authority.certificate(&["127.0.0.1"]);
         file(setup, "server.pem", &identity.certificate_pem);
         file(setup, "server.key", &identity.key_pem);
-        // The port is free once this is dropped, and nginx is the next to ask for it.
+        // The port is free once this is dropped, and nginx takes it next.
         let addr = ReservedPort::port().addr();
         let behind = upstream.addr();
         let config = format!(
@@ -179,7 +179,7 @@ impl Nginx {
 
 impl Drop for Nginx {
     fn drop(&mut self) {
-        // The master ends its workers on SIGTERM only.
+        // The nginx master ends its workers only on SIGTERM.
         let _ = Command::new("kill").arg(self.child.id().to_string()).status();
         let _ = self.child.wait();
     }

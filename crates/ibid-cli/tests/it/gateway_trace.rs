@@ -1,4 +1,5 @@
-//! W3C trace context through the gateway: continued where it can be read, begun anew where it can't, kept with the record.
+//! W3C trace context through the gateway: continued if it can be read, started new if it cannot, and stored with the
+//! record.
 
 use std::path::Path;
 
@@ -40,7 +41,7 @@ async fn every_published_traceparent_vector_is_handled() {
         let seen = upstream.requests().pop().expect("it was delivered");
         let sent = seen.header_lines("traceparent");
         let named = lines.iter().any(|(name, _)| name.eq_ignore_ascii_case("traceparent"));
-        // Who sent no field of that name gets none: the upstream begins its own.
+        // If the client sent no such field, the gateway adds none: the upstream starts its own trace.
         assert_eq!(sent.len(), usize::from(named), "{case}: {sent:?}");
         let Some(sent) = sent.first() else { continue };
         let parts: Vec<&str> = sent.split('-').collect();

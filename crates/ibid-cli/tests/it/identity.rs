@@ -1,5 +1,5 @@
-//! `ibid identity` and what a gateway does when the identity of its store is changed, with real processes: one that is
-//! stopped in the middle of a request and goes on after the change must deliver nothing.
+//! `ibid identity`, and gateways while the identity of their store changes, with real processes: a gateway that was
+//! stopped during a request and continues after the change must deliver nothing.
 
 use std::process::Output;
 
@@ -10,7 +10,7 @@ use tokio::task::block_in_place;
 
 use crate::harness::{Gateway, On, Setup, assert_problem, is_replay, on_every_store, until_async};
 
-/// A look at the identity is good for a second, so that a change takes two.
+/// A gateway relies on the identity that it read for one second, so a change takes two.
 const SOON: &str = "[store]\nidentity_valid_for = \"1s\"\n";
 
 fn soon(rest: &str) -> String {
@@ -59,7 +59,7 @@ async fn another_identity_is_refused_with_the_difference() {
         let refused = block_in_place(|| setup.clone().config(config).refused());
         refused.says(2, "other identity settings", difference, "ibid identity change");
     }
-    // A route whose records keep their ids is free.
+    // A route whose records keep their ids may change freely.
     let free = setup.config("[[route]]\nmatch = \"POST /pay\"\npreset = \"payments\"\n");
     block_in_place(|| free.start().kill());
 }
@@ -103,7 +103,8 @@ async fn a_node_stopped_before_its_reservation_delivers_nothing() {
     assert_eq!(world.upstream.executions("k"), 1);
 }
 
-/// T2 (old) was stopped just after it reserved the old id: T1 (new) finds that record, and runs it once it is released.
+/// T2 (old) was stopped just after it reserved the old id; T1 (new) finds that record, and runs it once it is
+/// released.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_stopped_after_its_reservation_delivers_nothing() {
     let mut world = Stopped::at("begin.after").await;
@@ -115,7 +116,7 @@ async fn a_node_stopped_after_its_reservation_delivers_nothing() {
     assert_eq!(world.upstream.executions("k"), 1);
 }
 
-/// An old node that was stopped within a request, and a new one that was started after a change.
+/// An old node that was stopped during a request, and a new one that was started after a change.
 struct Stopped {
     upstream: Upstream,
     old: Gateway,
@@ -142,7 +143,7 @@ impl Stopped {
         Stopped { upstream, old, new, asked }
     }
 
-    /// The old one goes on, and answers its client.
+    /// Lets the old node continue and respond to its client.
     async fn go_on(&mut self) -> TestResponse {
         self.old.signal("CONT");
         (&mut self.asked).await.expect("no client panics")
@@ -152,7 +153,7 @@ impl Stopped {
 fn is_stopped(gateway: &Gateway) -> bool {
     let stat =
         std::fs::read_to_string(format!("/proc/{}/stat", gateway.pid())).expect("/proc shows our child");
-    // `pid (name) state …`
+    // The format is `pid (name) state …`.
     stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
 }
 

@@ -1,4 +1,4 @@
-//! `ibid reconcile ledger` as a shell and a monitoring system see it.
+//! `ibid reconcile ledger`, run as a shell or a monitoring system runs it.
 
 use std::io::Write as _;
 use std::process::{Output, Stdio};
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::harness::{On, Setup, bare, on_every_store, until_async};
 
-/// A folder with these files.
+/// Sets up a folder with these files.
 fn setup(files: &[(&str, &str)]) -> Setup {
     let setup = Setup::before("");
     for (name, text) in files {
@@ -18,7 +18,7 @@ fn setup(files: &[(&str, &str)]) -> Setup {
 }
 
 fn write(setup: &Setup, name: &str, text: &str) {
-    // Whole or not at all: somebody may be reading.
+    // Rename it into place, because a running comparison may be reading the file.
     let path = setup.folder().join(name);
     std::fs::write(path.with_extension("new"), text).expect("a file");
     std::fs::rename(path.with_extension("new"), path).expect("a file");
@@ -36,7 +36,7 @@ fn err(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Kind and key of each difference.
+/// Returns the kind and the key of each difference.
 #[track_caller]
 fn found(output: &Output) -> Vec<String> {
     let json: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
@@ -207,7 +207,7 @@ async fn our_side_may_be_a_statement_that_writes_nothing(on: On) {
 }
 on_every_store!(our_side_may_be_a_statement_that_writes_nothing);
 
-/// A call in the outbox: 1 is queued, 3 done, 4 unknown, 6 discarded.
+/// Inserts an effect into the outbox. States: 1 is queued, 3 done, 4 unknown, 6 discarded.
 fn effect(setup: &Setup, key: &str, kind: &str, state: u8, provider_id: Option<&str>) {
     let bytes = if setup.server().is_some() { "'\\x00'::bytea" } else { "x'00'" };
     let provider_id = provider_id.map_or("null".to_owned(), |id| format!("'{id}'"));
@@ -244,7 +244,7 @@ async fn our_side_may_be_the_calls_in_the_outbox(on: On) {
         found(&ask("effects:charge", &[])),
         ["theirs_only let-go", "theirs_only other", "ours_only missing"]
     );
-    // What was done in 1970 need not be in an export of today.
+    // An effect of 1970 need not be in today's export.
     assert_eq!(found(&ask("effects", &["--since", "24h"])), ["theirs_only let-go", "differs other"]);
 
     let written = |output: &Output| {
@@ -254,7 +254,7 @@ async fn our_side_may_be_the_calls_in_the_outbox(on: On) {
     assert_eq!(written(&ask("effects", &[])), None);
     let letters = ["--dead-letters", "--source", "acme"];
     assert_eq!(written(&ask("effects", &letters)), Some(1));
-    // The letter is not taken for a call of ours, and it is not written again.
+    // The dead letter does not count as one of our calls, and it is not written again.
     let again = ask("effects", &letters);
     assert_eq!((written(&again), found(&again).len()), (Some(0), 3));
     let doctor = setup.ibid(&["doctor", "--store", &url]);
@@ -289,7 +289,7 @@ async fn a_repeated_comparison_turns_discrepancies_into_dead_letters() {
     assert!(page.contains("ibid_chore_last_run_seconds{chore=\"ledger\"}"), "{page}");
     write(&setup, "theirs.csv", "key,amount\na,1\na,1\n");
     shows("ibid_ledger_differences{source=\"acme\",kind=\"theirs_twice\"} 1").await;
-    // A round that can't be made is told of, and the next one comes.
+    // A round that fails is reported, and the next one still runs.
     write(&setup, "theirs.csv", "key,amount\na\n");
     until_async("it says what is wrong", async || {
         std::fs::read_to_string(&log).expect("a log").contains("theirs.csv, line 2").then_some(())
@@ -309,12 +309,12 @@ async fn a_repeated_comparison_turns_discrepancies_into_dead_letters() {
     assert_eq!(status.code(), Some(0));
 }
 
-/// A process that ends with the test.
+/// A child process that is killed at the end of the test.
 struct Ended(std::process::Child);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        // It may have ended already, and then there is nothing to do.
+        // The process may have ended already; then this does nothing.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,4 +1,4 @@
-//! `ibid reap` and the gateway's own upkeep as processes: counted, two at once, and killed in the middle.
+//! `ibid reap` and the gateway's upkeep as processes: counted, two at once, and killed midway.
 
 use std::collections::HashSet;
 use std::process::Output;
@@ -67,7 +67,7 @@ async fn two_reapers_at_once_remove_each_record_once(on: On) {
         stripped += done["stripped"].as_u64().expect("a number");
         removed += done["removed"].as_u64().expect("a number");
     }
-    // What one held while the other looked is left for the next round.
+    // A record that one reaper had locked while the other looked is left for the next round.
     let rest = json_of(&world.ibid(&["reap", "--json"]));
     stripped += rest["stripped"].as_u64().expect("a number");
     removed += rest["removed"].as_u64().expect("a number");
@@ -125,7 +125,7 @@ async fn a_killed_sweepers_lapses_are_each_counted_once(on: On) {
 }
 on_every_store!(a_killed_sweepers_lapses_are_each_counted_once);
 
-/// A store that this process fills and looks at, and the binary works on.
+/// A store that the test fills and inspects, and that the binary works on.
 struct World {
     setup: Setup,
     store: Arc<dyn Store>,
@@ -133,7 +133,7 @@ struct World {
 
 impl World {
     async fn new(on: On) -> World {
-        // Nobody sends anything: no upstream is needed.
+        // No request is sent, so no upstream is needed.
         let setup = Setup::before("http://127.0.0.1:9").on(on);
         let store: Arc<dyn Store> = match on {
             On::Sqlite => {
@@ -153,7 +153,8 @@ impl World {
         self.setup.ibid(&[words, &["--store", &store]].concat())
     }
 
-    /// So many that are past all time, so many that are to be tombstones, so many that live; each with its answer.
+    /// Stores so many records that are past their tombstone, that are to become tombstones, and that are live, each
+    /// with its response.
     async fn fill(&self, gone: usize, tombs: usize, live: usize) {
         let terms = [(gone, 0, 0), (tombs, 0, 1), (live, 1, 1)];
         let mut changes: Vec<Change> = Vec::new();
@@ -193,7 +194,8 @@ impl World {
         self.all().await.iter().filter(|(_, tomb)| *tomb).count() as u64
     }
 
-    /// So many tombstones, none with an answer; and every other record with its own.
+    /// Asserts that there are so many tombstones, none of them with a response, and that every other record has its
+    /// response.
     async fn is_whole(&self, tombs: u64) {
         let all = self.all().await;
         let ids: HashSet<RecordId> = all.iter().map(|(id, _)| *id).collect();

@@ -1,4 +1,4 @@
-//! An operator at the command line, beside a running gateway.
+//! An operator at the command line, while a gateway runs on the same store.
 
 use std::process::Output;
 
@@ -22,7 +22,7 @@ fn run(setup: &Setup, words: &[&str]) -> (i32, String, String) {
     (status.code().unwrap_or(-1), text(stdout), text(stderr))
 }
 
-/// Attempts whose time is over soon: then what is unknown is a dead letter.
+/// Attempts whose time is over soon, so that an unknown record becomes a dead letter soon.
 pub(crate) const HASTY: &str = "[defaults]\nupstream_timeout = \"500ms\"\nlinger = \"0s\"\n";
 
 /// Waits until the only unknown record is a dead letter.
@@ -34,7 +34,7 @@ async fn until_dead_letter(setup: &Setup) {
     .await;
 }
 
-/// The first digits of the id of the only record that is listed so.
+/// Returns the first digits of the id of the only record in this list.
 fn only(setup: &Setup, words: &[&str]) -> String {
     let (code, out, said) = run(setup, &[&["keys", "list", "--json"], words].concat());
     assert_eq!(code, 0, "{said}");
@@ -43,7 +43,7 @@ fn only(setup: &Setup, words: &[&str]) -> String {
     all[0]["id"].as_str().expect("an id")[..8].to_owned()
 }
 
-/// Routes whose requests fail for good when their holder goes silent, which is soon.
+/// Routes whose requests fail permanently when their lease lapses, with a short lease.
 pub(crate) const FAILS: &str = "[upkeep]\nsweep_every = \"100ms\"\n[[route]]\nmatch = \"POST /payments\"\n\
                                 lease = \"1s\"\nmax_run = \"1s\"\non_lapse = \"fail\"\n";
 
@@ -51,7 +51,7 @@ async fn lost(gateway: &Gateway, key: &str) {
     assert_problem(&gateway.call(&pay(key, "cut=read")).await, 502, "outcome-unknown");
 }
 
-/// Puts a dead effect of this record into the outbox; its place.
+/// Inserts a dead effect of this record into the outbox and returns its place.
 pub(crate) fn dead_effect(setup: &Setup, record: &str, name: &str) -> i64 {
     let bytes = |at: usize| u8::from_str_radix(&record[at..at + 2], 16).expect("hex digits");
     let id: Vec<u8> = (0..record.len()).step_by(2).map(bytes).collect();
@@ -128,7 +128,7 @@ async fn not_executed_lets_the_retry_run_and_forget_makes_the_key_new() {
     let (code, out, said) = run(&setup, &[&forget[..], &["--yes"]].concat());
     assert_eq!((code, out.as_str()), (0, format!("{id}: forgotten, now absent\n").as_str()), "{said}");
     assert!(said.contains("cache_ttl"), "when it is final: {said}");
-    // Its own cache holds next to nothing, so this gateway asks the store.
+    // The gateway's cache holds almost nothing, so it asks the store.
     let again = gateway.call(&pay("k", "status=201;body=three")).await;
     assert_eq!((again.text().as_str(), is_replay(&again)), ("three", false));
 }

@@ -1,4 +1,4 @@
-//! An operator at the command line settles many records by what they have in common.
+//! An operator at the command line settles many records with one filter.
 
 use std::process::Output;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Lists and shows against a store of three records.
+//! `keys list` and `keys show` on a store with three records.
 
 use super::*;
 use ibid_core::change::HistoryKind;
@@ -10,7 +10,7 @@ use ibid_core::store::{BoxFuture, RecordCounts};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Records in memory, filtered as the contract says, and one history for all.
+/// Records in memory, filtered as the store contract says, with one history for all of them.
 struct Shelf(Vec<StoredRecord>);
 
 impl Browse for Shelf {
@@ -37,7 +37,7 @@ impl Browse for Shelf {
     }
 }
 
-/// A store that is not there.
+/// A store that does not answer.
 struct Gone;
 
 impl Browse for Gone {

@@ -33,7 +33,7 @@ fn healthy() -> Checkup {
     }
 }
 
-/// The checks that are not `ok` after a change, with their grade and all they say.
+/// Returns the checks that are not `ok` after a change, with their grade and full text.
 fn amiss(change: impl FnOnce(&mut Checkup)) -> Vec<(&'static str, Grade, String)> {
     let mut checkup = healthy();
     change(&mut checkup);
@@ -89,7 +89,7 @@ fn what_opening_refuses_is_bad_and_what_it_accepts_a_warning() {
         checkup.weak_accepted = true;
     });
     assert_eq!(accepted.1, Grade::Warning);
-    // Opening does not look at this one.
+    // Opening a store does not check this setting.
     assert_eq!(one(|checkup| checkup.durability[2].is_weak = true).1, Grade::Warning);
     assert_eq!(one(|checkup| checkup.role = Role::ReadOnly).1, Grade::Bad);
     assert_eq!(one(|checkup| checkup.needs = Some("14".to_owned())).1, Grade::Bad);
@@ -123,7 +123,7 @@ fn only_a_synchronous_standby_keeps_what_was_acknowledged() {
     for missing in [vec![], vec![standby("a", false)]] {
         assert_eq!(with("b", missing).remove(0).1, Grade::Bad, "commits wait");
     }
-    // Without the right to look, whoever is there is asynchronous if nobody is awaited.
+    // Without the right to see the standby's mode, it counts as asynchronous if commits wait for no standby.
     assert_eq!(with("", vec![standby("a", None)]).remove(0).1, Grade::Warning);
     assert_eq!(with("a", vec![standby("a", None)]).remove(0).1, Grade::Unseen);
 }

@@ -22,13 +22,13 @@ fn more(text: &str) -> Config {
     read(&format!("{BASE}{text}")).unwrap_or_else(|failures| panic!("{failures}"))
 }
 
-fn refused(text: &str) -> Vec<Failure> {
+fn failures_of(text: &str) -> Vec<Failure> {
     read(&format!("{BASE}{text}")).expect_err("this can't be kept").all().to_vec()
 }
 
 /// Returns the first message, which must be the only one.
 fn refusal(text: &str) -> String {
-    let all = refused(text);
+    let all = failures_of(text);
     assert_eq!(all.len(), 1, "{all:#?}");
     all[0].message.clone()
 }
@@ -418,7 +418,7 @@ fn varnish_as_next_hop_is_warned_of_where_it_is_named() {
 
 #[test]
 fn hints_name_what_was_probably_meant() {
-    let hint = |text: &str| refused(text)[0].hint.clone().unwrap_or_default();
+    let hint = |text: &str| failures_of(text)[0].hint.clone().unwrap_or_default();
     assert_eq!(hint("[defaults]\nretenton = \"1d\""), "did you mean `retention`?");
     assert_eq!(hint("[defaults]\nprofile = \"strip\""), "did you mean \"stripe\"?");
     assert_eq!(hint("[defaults]\npreset = \"payments\""), "`preset` is a key of `[[route]]`");
@@ -480,15 +480,16 @@ fn the_key_rule_of_the_command_line_wins_over_the_defaults_only() {
 
 #[test]
 fn all_errors_are_named_at_once_in_the_order_of_their_lines() {
-    let all =
-        refused("[[route]]\nmatch = \"PSOT /x\"\nguards = \"off\"\n[defaults]\nwait = \"soon\"\nlease = 1\n");
+    let all = failures_of(
+        "[[route]]\nmatch = \"PSOT /x\"\nguards = \"off\"\n[defaults]\nwait = \"soon\"\nlease = 1\n",
+    );
     let lines: Vec<&str> = all.iter().map(|failure| failure.message.split(": ").next().unwrap()).collect();
     assert_eq!(lines, ["ibid.toml:5", "ibid.toml:6", "ibid.toml:8", "ibid.toml:9"]);
 }
 
 #[test]
 fn a_rule_of_the_defaults_that_can_not_be_kept_is_named_once() {
-    let all = refused(
+    let all = failures_of(
         "[defaults]\nretention = \"1s\"\n[[route]]\nmatch = \"POST /x\"\n[[route]]\nmatch = \"POST /y\"",
     );
     assert_eq!(all.len(), 1, "{all:#?}");
@@ -506,7 +507,7 @@ fn broken_toml_is_named_with_its_line() {
 fn no_message_repeats_a_password_or_a_secret() {
     let text =
         "[store]\nurl = \"mysql://ibid:hunter2@db\"\n[fingerprint]\nsecrets = [\"hunter2\", \"hunter2\"]\n";
-    let all = refused(text);
+    let all = failures_of(text);
     assert!(all.len() >= 3 && !format!("{all:?}").contains("hunter2"), "{all:?}");
 }
 
@@ -744,7 +745,7 @@ fn pass_timeout_and_stream_are_read_where_they_belong() {
         ("[defaults]\nstream = true\nanswer = \"async\"", "ibid.toml:5: `stream` needs `answer = \"sync\"`"),
         ("[[route]]\nmatch = \"POST /x\"\nanswer = \"prefer\"\nstream = true", "ibid.toml:7: `stream` needs"),
     ] {
-        let said: Vec<String> = refused(text).into_iter().map(|failure| failure.message).collect();
+        let said: Vec<String> = failures_of(text).into_iter().map(|failure| failure.message).collect();
         assert!(said.iter().any(|said| said.starts_with(message)), "{text}: {said:?}");
     }
 }

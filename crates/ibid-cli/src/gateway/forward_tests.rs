@@ -126,7 +126,7 @@ async fn every_kind_of_answer_passes_whole() {
         ("chunked;body=in chunks", 200, "in chunks"),
     ] {
         let answer = send(&forwarder, post("k", fixture)).await;
-        assert_eq!((answer.status().as_u16(), fate(&answer)), (status, None), "{fixture}");
+        assert_eq!((answer.status().as_u16(), hint_of(&answer)), (status, None), "{fixture}");
         assert_eq!(text(answer).await.unwrap(), body, "{fixture}");
     }
     let big = send(&forwarder, post("k", "bytes=3000000")).await;
@@ -151,7 +151,7 @@ async fn a_refused_connection_proves_that_nothing_was_executed() {
     let reserved = ReservedPort::port();
     let forwarder = forwarder(&reserved.url(), false);
     let answer = send(&forwarder, post("k", "")).await;
-    assert_eq!((answer.status().as_u16(), fate(&answer)), (503, Some(ExecutionHint::NotExecuted)));
+    assert_eq!((answer.status().as_u16(), hint_of(&answer)), (503, Some(ExecutionHint::NotExecuted)));
     assert_eq!(answer.headers()["content-type"], "application/problem+json");
     assert_eq!(answer.headers()["cache-control"], "no-store");
     let problem: serde_json::Value = serde_json::from_str(&text(answer).await.unwrap()).unwrap();
@@ -163,7 +163,7 @@ async fn a_refused_connection_proves_that_nothing_was_executed() {
     // Otherwise the next request could meet the old connection's close instead of the refusal.
     upstream.until(|t| t.closed == 1).await;
     let reserved = upstream.stop().await;
-    assert_eq!(fate(&send(&forwarder, post("k", "")).await), Some(ExecutionHint::NotExecuted));
+    assert_eq!(hint_of(&send(&forwarder, post("k", "")).await), Some(ExecutionHint::NotExecuted));
     drop(reserved);
 }
 
@@ -175,7 +175,7 @@ async fn a_pooled_connection_found_closed_costs_nothing() {
     assert_eq!(text(first).await.unwrap(), "done");
     upstream.until(|t| t.closed == 1).await;
     let second = send(&forwarder, post("b", "status=201")).await;
-    assert_eq!((second.status().as_u16(), fate(&second)), (201, None));
+    assert_eq!((second.status().as_u16(), hint_of(&second)), (201, None));
     assert_eq!((upstream.executions("b"), upstream.tally().connections), (1, 2));
 }
 
@@ -186,7 +186,7 @@ async fn a_close_after_the_request_was_written_leaves_it_uncertain() {
     let first = send(&forwarder, post("a", "cut=next")).await;
     assert_eq!(text(first).await.unwrap(), "done");
     let second = send(&forwarder, post("b", "")).await;
-    assert_eq!((second.status().as_u16(), fate(&second)), (502, Some(ExecutionHint::Uncertain)));
+    assert_eq!((second.status().as_u16(), hint_of(&second)), (502, Some(ExecutionHint::Uncertain)));
     let problem: serde_json::Value = serde_json::from_str(&text(second).await.unwrap()).unwrap();
     assert_eq!(problem["type"], "urn:ibid:problem:outcome-unknown");
     upstream.until(|t| t.closed == 1).await;
@@ -205,7 +205,7 @@ async fn a_response_cut_before_its_head_ends_is_uncertain() {
             }
             let answer = send(&forwarder, post("k", fixture)).await;
             assert_eq!(
-                (answer.status().as_u16(), fate(&answer)),
+                (answer.status().as_u16(), hint_of(&answer)),
                 (502, Some(ExecutionHint::Uncertain)),
                 "{fixture}"
             );
@@ -226,7 +226,7 @@ async fn an_answer_cut_in_its_body_is_an_error_of_the_body() {
         if answer.status() == StatusCode::OK {
             assert!(text(answer).await.is_err(), "{fixture}");
         } else {
-            assert_eq!(fate(&answer), Some(ExecutionHint::Uncertain), "{fixture}");
+            assert_eq!(hint_of(&answer), Some(ExecutionHint::Uncertain), "{fixture}");
         }
     }
     assert_eq!(upstream.total(), 3);
@@ -240,7 +240,7 @@ async fn an_immediately_closed_connection_is_not_an_answer() {
         upstream.behave(behaviour);
         let answer = send(&forwarder, post("k", "")).await;
         // The close races with our request, so the forwarder may prove either fate, but it must prove one.
-        assert!(fate(&answer).is_some());
+        assert!(hint_of(&answer).is_some());
     }
     assert_eq!(upstream.deliveries_begun(), 0);
 }
@@ -260,7 +260,7 @@ async fn a_race_with_a_closing_upstream_never_executes_twice() {
         }));
         for (key, answer) in keys.iter().zip(answers.await) {
             let executed = upstream.executions(key);
-            match fate(&answer) {
+            match hint_of(&answer) {
                 None => assert_eq!((answer.status().as_u16(), executed), (200, 1), "{key}"),
                 Some(ExecutionHint::NotExecuted) => assert_eq!(executed, 0, "{key}"),
                 Some(ExecutionHint::Uncertain | ExecutionHint::Executed) => assert!(executed <= 1, "{key}"),
@@ -291,7 +291,7 @@ async fn a_refused_stream_proves_that_nothing_was_executed() {
     let upstream = UpstreamH2::start().await;
     let forwarder = forwarder(&upstream.url(), true);
     let answer = send(&forwarder, post("k", "refuse")).await;
-    assert_eq!((answer.status().as_u16(), fate(&answer)), (503, Some(ExecutionHint::NotExecuted)));
+    assert_eq!((answer.status().as_u16(), hint_of(&answer)), (503, Some(ExecutionHint::NotExecuted)));
     assert_eq!((upstream.tally().begun, upstream.executions("k")), (1, 0), "and we do not try again");
     assert_eq!(send(&forwarder, post("k", "")).await.status(), 200);
 }
@@ -303,7 +303,7 @@ async fn a_stream_reset_for_any_other_reason_is_uncertain() {
     for (sent, fixture) in ["reset=internal", "reset=cancel"].into_iter().enumerate() {
         let answer = send(&forwarder, post("k", fixture)).await;
         assert_eq!(
-            (answer.status().as_u16(), fate(&answer)),
+            (answer.status().as_u16(), hint_of(&answer)),
             (502, Some(ExecutionHint::Uncertain)),
             "{fixture}"
         );
@@ -322,7 +322,7 @@ async fn a_goaway_proves_non_execution_only_above_its_last_stream() {
     upstream.until(|t| t.held == 1).await;
 
     let above = send(&forwarder, post("above", "goaway=below")).await;
-    assert_eq!((above.status().as_u16(), fate(&above)), (503, Some(ExecutionHint::NotExecuted)));
+    assert_eq!((above.status().as_u16(), hint_of(&above)), (503, Some(ExecutionHint::NotExecuted)));
     assert_eq!(upstream.executions("above"), 0);
 
     upstream.gate().release(1);
@@ -335,7 +335,7 @@ async fn a_goaway_proves_non_execution_only_above_its_last_stream() {
 async fn a_goaway_proves_nothing_for_its_last_stream() {
     let upstream = UpstreamH2::start().await;
     let answer = send(&forwarder(&upstream.url(), true), post("k", "goaway=at")).await;
-    assert_eq!((answer.status().as_u16(), fate(&answer)), (502, Some(ExecutionHint::Uncertain)));
+    assert_eq!((answer.status().as_u16(), hint_of(&answer)), (502, Some(ExecutionHint::Uncertain)));
     assert_eq!(upstream.executions("k"), 1);
 }
 
@@ -365,7 +365,7 @@ pub(super) async fn race_with_goaway(upstream: &UpstreamH2, forwarder: &Forwarde
         for sent in join_all(sending.collect::<Vec<_>>()).await {
             let (answer, key) = sent.unwrap();
             let executed = upstream.executions(&key);
-            match answer.map(|answer| (answer.status().as_u16(), fate(&answer))) {
+            match answer.map(|answer| (answer.status().as_u16(), hint_of(&answer))) {
                 Some((status, None)) => assert_eq!((status, executed), (200, 1), "{key}"),
                 Some((_, Some(ExecutionHint::NotExecuted))) => assert_eq!(executed, 0, "{key}"),
                 Some((_, Some(ExecutionHint::Uncertain | ExecutionHint::Executed))) | None => {
@@ -400,7 +400,7 @@ async fn a_wait_for_a_connection_is_bounded_and_proves_nothing_sent() {
     });
     upstream.until(|tally| tally.total == 1).await;
     let refused = send(&forwarder, post("b", "")).await;
-    assert_eq!((refused.status().as_u16(), fate(&refused)), (503, Some(ExecutionHint::NotExecuted)));
+    assert_eq!((refused.status().as_u16(), hint_of(&refused)), (503, Some(ExecutionHint::NotExecuted)));
     assert_eq!((connections.used(), upstream.executions("b")), (1, 0));
 
     // The first request returns its connection to the pool, and the next one uses it.
@@ -431,7 +431,7 @@ async fn send(forwarder: &Forwarder, request: http::request::Builder) -> Respons
     forwarder.clone().oneshot(request).await.unwrap()
 }
 
-fn fate(answer: &Response<ForwardBody>) -> Option<ExecutionHint> {
+fn hint_of(answer: &Response<ForwardBody>) -> Option<ExecutionHint> {
     answer.extensions().get().copied()
 }
 

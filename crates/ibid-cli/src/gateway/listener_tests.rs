@@ -41,7 +41,7 @@ async fn idle_http2_connections_make_room_although_they_answer_ping() {
     for _ in 0..4 {
         assert_eq!(Client::connect(server.addr).await.call(&TestRequest::get("/")).await.status, 200);
     }
-    idle.remove(0).ended().await;
+    idle.remove(0).wait_for_close().await;
 }
 
 #[tokio::test]
@@ -49,7 +49,7 @@ async fn an_idle_http2_connection_is_told_to_go_away_in_time() {
     let server = Server::start(ServerLimits { next_head_for: SHORT, ..ServerLimits::default() }).await;
     let mut client = Streams::open(server.addr, WINDOW).await;
     assert_eq!(client.get("/").await.0, StatusCode::OK);
-    client.ended().await;
+    client.wait_for_close().await;
     server.until(|door| door.connections.used() == 0).await;
 }
 
@@ -186,7 +186,7 @@ impl Streams {
     }
 
     /// Waits until the server ends the connection.
-    async fn ended(self) {
+    async fn wait_for_close(self) {
         let ended = tokio::time::timeout(Duration::from_secs(30), self.connection).await;
         ended.expect("the server ends the connection").unwrap().unwrap();
     }

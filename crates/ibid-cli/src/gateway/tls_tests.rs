@@ -35,7 +35,7 @@ async fn alpn_chooses_the_version_and_host_follows_it() {
         // The second and the third request use the client that offers only HTTP/1.1.
         for connections in [1, 2, 2] {
             let answer = send(&forwarder, post("one", "status=201").header("te", "trailers")).await;
-            assert_eq!((answer.status().as_u16(), fate(&answer)), (201, None));
+            assert_eq!((answer.status().as_u16(), hint_of(&answer)), (201, None));
             assert_eq!(text(answer).await, "done");
             let seen = first.requests().pop().unwrap();
             assert_eq!(seen.header_lines("host"), [front.addr().to_string()]);
@@ -47,7 +47,7 @@ async fn alpn_chooses_the_version_and_host_follows_it() {
         let forwarder = forwarder(&front.url(), demanded, &trusting(&authority));
         for _ in 0..2 {
             let answer = send(&forwarder, post("two", "status=201").header("te", "trailers")).await;
-            assert_eq!((answer.status().as_u16(), fate(&answer)), (201, None));
+            assert_eq!((answer.status().as_u16(), hint_of(&answer)), (201, None));
             let seen = second.requests().pop().unwrap();
             assert_eq!((seen.header("host"), seen.header("te").as_deref()), (None, Some("trailers")));
         }
@@ -61,7 +61,7 @@ async fn a_refused_handshake_proves_that_nothing_was_sent() {
     let good = authority.certificate(&["127.0.0.1"]);
     let expired = authority.expired_certificate(&["127.0.0.1"]);
     let other = authority.certificate(&["other.test"]);
-    let (ours, theirs) = (identified(&authority, &authority), identified(&authority, &stranger));
+    let (ours, theirs) = (with_identity(&authority, &authority), with_identity(&authority, &stranger));
     let clients = || TlsOptions { clients_of: Some(&authority), ..TlsOptions::default() };
     let clients12 = || TlsOptions { tls12: true, ..clients() };
     let ticketless = || TlsOptions { ticketless: true, ..clients() };
@@ -85,7 +85,7 @@ async fn a_refused_handshake_proves_that_nothing_was_sent() {
         let front = TlsFront::start(upstream.addr(), identity, options).await;
         let answer = send(&forwarder(&front.url(), http2, settings), post("k", "")).await;
         assert_eq!(
-            (answer.status().as_u16(), fate(&answer)),
+            (answer.status().as_u16(), hint_of(&answer)),
             (503, Some(ExecutionHint::NotExecuted)),
             "{words}"
         );
@@ -120,7 +120,7 @@ async fn a_server_that_does_not_speak_tls_is_told_apart() {
     for addr in [plain, refused.addr()] {
         let answer = send(&forwarder(&format!("https://{addr}"), false, &settings), post("k", "")).await;
         assert_eq!(
-            (answer.status().as_u16(), fate(&answer)),
+            (answer.status().as_u16(), hint_of(&answer)),
             (503, Some(ExecutionHint::NotExecuted)),
             "{addr}"
         );
@@ -155,7 +155,7 @@ async fn a_refusal_after_the_request_was_sent_is_uncertain() {
     let forwarder = forwarder(&format!("https://{relay}"), false, &trusting(&authority));
     let request = post("k", "").body(Full::from(vec![b'x'; HELD_BYTES])).unwrap();
     let answer = forwarder.oneshot(request).await.unwrap();
-    assert_eq!((answer.status().as_u16(), fate(&answer)), (502, Some(ExecutionHint::Uncertain)));
+    assert_eq!((answer.status().as_u16(), hint_of(&answer)), (502, Some(ExecutionHint::Uncertain)));
     assert_eq!(upstream.total(), 0);
 }
 
@@ -171,7 +171,7 @@ async fn a_pooled_tls_connection_found_closed_costs_nothing() {
     let second = send(&forwarder, post("b", "status=201")).await;
     // The close may cross the request on its way through the TLS server. The request is then uncertain, and never sent
     // twice.
-    match fate(&second) {
+    match hint_of(&second) {
         None => assert_eq!((second.status().as_u16(), upstream.executions("b")), (201, 1)),
         Some(ExecutionHint::NotExecuted) => assert_eq!(upstream.executions("b"), 0),
         Some(ExecutionHint::Uncertain | ExecutionHint::Executed) => assert!(upstream.executions("b") <= 1),
@@ -192,7 +192,7 @@ async fn refused_streams_prove_the_same_over_tls() {
         ("goaway=below", ExecutionHint::NotExecuted, 0),
     ] {
         let answer = send(&forwarder, post(fixture, fixture)).await;
-        assert_eq!(fate(&answer), Some(proven), "{fixture}");
+        assert_eq!(hint_of(&answer), Some(proven), "{fixture}");
         assert_eq!(upstream.executions(fixture), executed, "{fixture}");
     }
 }
@@ -219,7 +219,7 @@ fn trusting(authority: &Authority) -> TlsSettings {
 }
 
 /// Trusts one authority, and has a client certificate of the other.
-fn identified(trusted: &Authority, signer: &Authority) -> TlsSettings {
+fn with_identity(trusted: &Authority, signer: &Authority) -> TlsSettings {
     let TlsIdentity { certificate_pem, key_pem } = signer.certificate(&["gateway.test"]);
     let chain = vec![CertificateDer::from_pem_slice(certificate_pem.as_bytes()).unwrap()];
     let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes()).unwrap();
@@ -236,7 +236,7 @@ async fn send(forwarder: &Forwarder, request: http::request::Builder) -> Respons
     forwarder.clone().oneshot(request.body(Full::<Bytes>::from("body")).unwrap()).await.unwrap()
 }
 
-fn fate(answer: &Response<ForwardBody>) -> Option<ExecutionHint> {
+fn hint_of(answer: &Response<ForwardBody>) -> Option<ExecutionHint> {
     answer.extensions().get().copied()
 }
 

@@ -36,7 +36,7 @@ fn json_of(response: &TestResponse) -> Value {
 }
 
 /// Returns the only record that matches the query.
-async fn only(gateway: &Gateway, query: &str) -> Value {
+async fn only_record(gateway: &Gateway, query: &str) -> Value {
     let page = json_of(&get(gateway, &format!("/v1/records?{query}")).await);
     let records = page["records"].as_array().expect("records");
     assert_eq!(records.len(), 1, "{page}");
@@ -50,7 +50,7 @@ fn id(record: &Value) -> String {
 /// Makes a record whose response was lost, and returns it.
 async fn unknown(gateway: &Gateway, key: &str) -> Value {
     assert_problem(&gateway.call(&pay(key, "cut=read")).await, 502, "outcome-unknown");
-    only(gateway, &format!("state=unknown&key={key}")).await
+    only_record(gateway, &format!("state=unknown&key={key}")).await
 }
 
 fn acts(life: &Value) -> Vec<&str> {
@@ -62,13 +62,13 @@ fn acts(life: &Value) -> Vec<&str> {
 async fn without_a_token_there_is_no_api_and_the_start_says_so() {
     let upstream = Upstream::start().await;
     let gateway = Setup::before(&upstream.url()).start();
-    gateway.until_said("no admin API: `IBID_ADMIN_TOKEN` is not set").await;
+    gateway.wait_for_log("no admin API: `IBID_ADMIN_TOKEN` is not set").await;
     for path in ["/v1/records", "/v1/openapi.json", "/v1/nothing"] {
         assert_problem(&get(&gateway, path).await, 403, "no-admin-api");
     }
     assert_eq!(gateway.page("/healthz").await.status, 200, "probes need none");
-    let refused = Setup::before(&upstream.url()).variable("IBID_ADMIN_TOKEN", "short").refused();
-    refused.says(2, "`IBID_ADMIN_TOKEN` can't be used", "at least 16 characters", "openssl rand");
+    let refused = Setup::before(&upstream.url()).variable("IBID_ADMIN_TOKEN", "short").expect_refusal();
+    refused.assert_error(2, "`IBID_ADMIN_TOKEN` can't be used", "at least 16 characters", "openssl rand");
 }
 
 #[tokio::test]
@@ -97,7 +97,7 @@ async fn only_the_token_opens_the_api_and_only_on_the_admin_listener() {
         let act = TestRequest::post(&format!("/v1/records/{record}/forget")).body("{}");
         assert_problem(&gateway.admin(&signed(act)).await, 401, "unauthorized");
     }
-    assert!(!gateway.said().contains(TOKEN), "the log does not hold it");
+    assert!(!gateway.log().contains(TOKEN), "the log does not hold it");
     // On the public listener, such a path belongs to the API behind the gateway.
     let seen = upstream.requests().len();
     let request = TestRequest::get("/v1/records").header("authorization", format!("Bearer {TOKEN}"));
@@ -194,7 +194,7 @@ async fn acknowledging_a_dead_letter_changes_nothing_else() {
 async fn unknown_elsewhere(gateway: &Gateway) -> Value {
     let lost = TestRequest::post("/refunds").key("u").body("five").fixture("cut=read");
     assert_problem(&gateway.call(&lost).await, 502, "outcome-unknown");
-    only(gateway, "state=unknown&key=u").await
+    only_record(gateway, "state=unknown&key=u").await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -204,7 +204,7 @@ async fn a_forgotten_key_runs_as_new() {
     let gateway = setup.start();
     gateway.call(&pay("k", "status=201;body=first")).await;
     assert!(is_replay(&gateway.call(&pay("k", "status=201;body=second")).await));
-    let record = only(&gateway, "key=k&state=completed").await;
+    let record = only_record(&gateway, "key=k&state=completed").await;
     let path = format!("/v1/records/{}/forget", id(&record));
     let forgotten = json_of(&post(&gateway, &path, &json!({ "who": "ann", "reason": "a test" })).await);
     assert_eq!(forgotten["final_everywhere_in_seconds"], 60);
@@ -266,7 +266,7 @@ async fn many_are_previewed_and_only_what_was_shown_is_settled(on: On) {
     assert_eq!(done["done"], 3, "{done}");
     assert_eq!(done["refused"].as_array().map(Vec::len), Some(1));
     assert!(done["refused"][0]["why"].as_str().is_some_and(|why| why.contains("by bob: sooner")), "{done}");
-    only(&gateway, "state=unknown").await;
+    only_record(&gateway, "state=unknown").await;
     let retryable = json_of(&get(&gateway, "/v1/records?state=retryable").await);
     assert_eq!(retryable["records"].as_array().map(Vec::len), Some(3));
 }

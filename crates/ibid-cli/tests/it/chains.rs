@@ -143,13 +143,13 @@ async fn the_log_names_the_hop_once() {
     for key in ["a", "b"] {
         assert_eq!(gateway.call(&pay(key)).await.status, 200);
     }
-    gateway.until_said("with `behind = \"nginx\"`").await;
-    assert_eq!(gateway.said().matches("answers through nginx").count(), 1, "{}", gateway.said());
+    gateway.wait_for_log("with `behind = \"nginx\"`").await;
+    assert_eq!(gateway.log().matches("answers through nginx").count(), 1, "{}", gateway.log());
 
     let (_hop, told) = behind(Proxy::Nginx, upstream.addr(), ProxyHopOptions::default());
     assert_eq!(told.call(&pay("c")).await.status, 200);
-    told.until_said("listening on").await;
-    assert!(!told.said().contains("answers through nginx"), "{}", told.said());
+    told.wait_for_log("listening on").await;
+    assert!(!told.log().contains("answers through nginx"), "{}", told.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]

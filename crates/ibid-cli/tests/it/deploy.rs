@@ -26,7 +26,7 @@ fn samples() -> BTreeSet<String> {
 }
 
 /// Returns the names of the metrics in an expression.
-fn named(expression: &str) -> BTreeSet<String> {
+fn metric_names(expression: &str) -> BTreeSet<String> {
     let words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     words.filter(|word| word.starts_with("ibid_")).map(str::to_owned).collect()
 }
@@ -65,14 +65,14 @@ fn every_alert_speaks_of_metrics_that_exist() {
     let (samples, alerts) = (samples(), alerts());
     assert!(alerts.len() >= 9, "{alerts:?}");
     for alert in &alerts {
-        let named = named(&alert.expression);
+        let named = metric_names(&alert.expression);
         assert!(!named.is_empty(), "{alert:?}");
         for name in named {
             assert!(samples.contains(&name), "{} speaks of `{name}`", alert.name);
         }
     }
-    let all: BTreeSet<String> = alerts.iter().flat_map(|alert| named(&alert.expression)).collect();
-    assert_eq!(all, named(&text("deploy/prometheus/alerts.yml")), "no expression was overlooked");
+    let all: BTreeSet<String> = alerts.iter().flat_map(|alert| metric_names(&alert.expression)).collect();
+    assert_eq!(all, metric_names(&text("deploy/prometheus/alerts.yml")), "no expression was overlooked");
 }
 
 #[test]
@@ -106,14 +106,14 @@ fn every_panel_of_the_dashboard_speaks_of_metrics_that_exist() {
         assert!(ids.insert(panel["id"].as_u64()), "every id once: {}", panel["title"]);
         for target in panel["targets"].as_array().into_iter().flatten() {
             let expression = target["expr"].as_str().expect("an expression");
-            let named = named(expression);
+            let named = metric_names(expression);
             assert!(!named.is_empty(), "{expression}");
             for name in named {
                 assert!(samples.contains(&name), "{} shows `{name}`", panel["title"]);
             }
         }
     }
-    for name in named(&page) {
+    for name in metric_names(&page) {
         assert!(samples.contains(&name), "`{name}` somewhere else in the file");
     }
 }

@@ -151,8 +151,8 @@ fn doctor_warns_of_an_asynchronous_standby() {
     assert!(text(&warned.stderr).starts_with("error: one thing is not as it should be"), "{warned:?}");
 
     says(&doctor(&setup, &pair.standby.url()), 1, "role", "bad", "a standby");
-    let refused = setup.clone().store_at(&pair.standby.url()).refused();
-    refused.says(3, "cannot open the store", "is a replica or read-only", "name the primary");
+    let refused = setup.clone().store_at(&pair.standby.url()).expect_refusal();
+    refused.assert_error(3, "cannot open the store", "is a replica or read-only", "name the primary");
 
     pair.make_synchronous();
     says(&doctor(&setup, &url), 0, "replication", "ok", "synchronous: `second`");
@@ -168,7 +168,7 @@ fn commits_that_wait_for_nobody_there_are_bad() {
 }
 
 /// Runs `count` requests, and then changes the store as if each had taken so long.
-async fn ran(setup: &Setup, keys: std::ops::Range<u32>, took_ms: u64) {
+async fn run_requests(setup: &Setup, keys: std::ops::Range<u32>, took_ms: u64) {
     let gateway = setup.start();
     let mut client = gateway.client().await;
     for n in keys {
@@ -191,11 +191,11 @@ async fn a_lease_below_three_times_what_runs_take_is_warned_of(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).on(on).config("[defaults]\nlease = \"30s\"\n");
     let url = setup.store();
-    ran(&setup, 0..19, 11_000).await;
+    run_requests(&setup, 0..19, 11_000).await;
     says(&doctor(&setup, &url), 0, "lease", "unseen", "fewer than 20 runs");
-    ran(&setup, 19..25, 9_000).await;
+    run_requests(&setup, 19..25, 9_000).await;
     says(&doctor(&setup, &url), 0, "lease", "ok", "`POST /payments`: lease 30s, p99 9000 ms of 25 runs");
-    ran(&setup, 0..1, 11_000).await;
+    run_requests(&setup, 0..1, 11_000).await;
     let warned = doctor(&setup, &url);
     says(&warned, 1, "lease", "warning", "`POST /payments`: lease 30s, p99 11000 ms of 25 runs");
     says(&warned, 1, "lease", "warning", "set `lease` to 33s or more");

@@ -158,7 +158,7 @@ async fn runs_of_reset_streams_count_for_their_connection() {
 async fn the_file_limit_is_raised_up_to_the_hard_limit() {
     let upstream = Upstream::start().await;
     let gateway = Setup::before(&upstream.url()).files(256).start();
-    gateway.until_said("the limit of open files is too low for `[server]`").await;
+    gateway.wait_for_log("the limit of open files is too low for `[server]`").await;
     let max = async |limit| shown(&gateway, limit).await.1;
     let (clients, guarded) = (max("max_connections").await, max("max_upstream_connections").await);
     let passed = max("max_passed").await;

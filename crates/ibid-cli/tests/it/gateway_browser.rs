@@ -30,8 +30,7 @@ async fn a_browser_reads_replays_refusals_and_status_pages() {
 
     let browser = Browser::open(&origin, &setup);
     let seen = tokio::time::timeout(PATIENCE, results.recv()).await;
-    let seen =
-        seen.unwrap_or_else(|_| panic!("no result from the page; the gateway said {}", gateway.said()));
+    let seen = seen.unwrap_or_else(|_| panic!("no result from the page; the gateway said {}", gateway.log()));
     drop(browser);
 
     let seen: Value = serde_json::from_str(&seen.expect("the page's server runs")).expect("JSON");

@@ -112,8 +112,8 @@ async fn crash(on: On, gateways: usize) {
     load.abandoned.store(false, Ordering::SeqCst);
     load.stopped.store(true, Ordering::SeqCst);
     load.ask_for_all_again().await;
-    let told = load.keys.lock().unwrap().clone();
-    let figures = judge(&upstream, &told);
+    let outcomes = load.keys.lock().unwrap().clone();
+    let figures = judge(&upstream, &outcomes);
     let broken = load.broken.lock().unwrap().clone();
     assert!(broken.is_empty() && figures.wrong.is_empty(), "seed {seed}: {broken:#?} {:#?}", figures.wrong);
     assert!(figures.unknown_by_crash > 0, "kills hit running requests, or this test proves nothing");
@@ -127,10 +127,10 @@ async fn crash(on: On, gateways: usize) {
     println!(
         "{kills} kills, {} keys, {} deliveries, {} stored, {} unknown ({} by a crash, {lapsed} swept after the last), \
          swept in {swept:?}, {:?} in all",
-        told.len(),
+        outcomes.len(),
         figures.deliveries,
         figures.stored,
-        told.len() - figures.stored,
+        outcomes.len() - figures.stored,
         figures.unknown_by_crash,
         started.elapsed(),
     );
@@ -138,7 +138,7 @@ async fn crash(on: On, gateways: usize) {
 
 /// Outcome of a key, as its client knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Fate {
+enum KeyOutcome {
     /// The outcome is not known yet.
     Open,
     /// This response is stored and must not change.
@@ -159,7 +159,7 @@ struct Load {
     abandoned: AtomicBool,
     /// Number of responses that clients got.
     heard: watch::Sender<usize>,
-    keys: Mutex<BTreeMap<String, Fate>>,
+    keys: Mutex<BTreeMap<String, KeyOutcome>>,
     /// Violations that clients saw.
     broken: Mutex<Vec<String>>,
 }
@@ -176,7 +176,7 @@ impl Load {
             } else {
                 let n = self.next.fetch_add(1, Ordering::SeqCst);
                 let key = format!("{}-{n}", CLASSES[dice.below(CLASSES.len())].0);
-                self.keys.lock().unwrap().insert(key.clone(), Fate::Open);
+                self.keys.lock().unwrap().insert(key.clone(), KeyOutcome::Open);
                 mine.push(key.clone());
                 key
             };
@@ -200,8 +200,8 @@ impl Load {
                 continue;
             };
             self.heard.send_modify(|count| *count += 1);
-            if let Some(fate) = self.fate_of(key, &answer) {
-                return self.told(key, fate, &answer);
+            if let Some(outcome) = self.outcome_of(key, &answer) {
+                return self.record_outcome(key, outcome, &answer);
             }
             if answer.status == 409 || answer.status == 503 {
                 tokio::time::sleep(RETRY_AFTER).await;
@@ -232,34 +232,36 @@ impl Load {
     }
 
     /// Returns the outcome that a response proves, or `None` if the client has to retry.
-    fn fate_of(&self, key: &str, answer: &TestResponse) -> Option<Fate> {
+    fn outcome_of(&self, key: &str, answer: &TestResponse) -> Option<KeyOutcome> {
         match (answer.status, problem(answer).as_str()) {
-            (409, "outcome-unknown") => Some(Fate::Unknown),
+            (409, "outcome-unknown") => Some(KeyOutcome::Unknown),
             (502 | 504, "outcome-unknown") | (409, "request-in-progress") => None,
             (503, "store-unavailable" | "upstream-unavailable") => None,
             (200 | 201 | 404 | 422, "") if answer.header("idempotency-stored").is_none() => {
-                Some(Fate::Stored { status: answer.status, body: answer.text() })
+                Some(KeyOutcome::Stored { status: answer.status, body: answer.text() })
             }
             // A response of the upstream that is not stored, or one whose record could not be written in time.
             (200 | 201 | 404 | 422 | 409 | 425 | 429 | 500 | 503, "") => None,
             (status, code) => {
                 self.breach(format!("`{key}` was answered {status} `{code}`"));
-                Some(Fate::Unknown)
+                Some(KeyOutcome::Unknown)
             }
         }
     }
 
     /// Records an outcome, and compares it with the one that the client knew before.
-    fn told(&self, key: &str, fate: Fate, answer: &TestResponse) {
-        let before = self.keys.lock().unwrap().insert(key.to_owned(), fate.clone());
-        match (before, &fate) {
-            (None | Some(Fate::Open), _) => {}
+    fn record_outcome(&self, key: &str, outcome: KeyOutcome, answer: &TestResponse) {
+        let before = self.keys.lock().unwrap().insert(key.to_owned(), outcome.clone());
+        match (before, &outcome) {
+            (None | Some(KeyOutcome::Open), _) => {}
             // The client already got this response, so this one must be a replay.
-            (Some(before), Fate::Stored { .. }) if before == fate && is_replay(answer) => {}
-            (Some(Fate::Unknown), Fate::Unknown) => {}
+            (Some(before), KeyOutcome::Stored { .. }) if before == outcome && is_replay(answer) => {}
+            (Some(KeyOutcome::Unknown), KeyOutcome::Unknown) => {}
             // The attempt outlived its lease and returned with the response: it settles its own record.
-            (Some(Fate::Unknown), Fate::Stored { .. }) if is_replay(answer) => {}
-            (before, fate) => self.breach(format!("`{key}` was {before:?} and is now {fate:?}: {answer:?}")),
+            (Some(KeyOutcome::Unknown), KeyOutcome::Stored { .. }) if is_replay(answer) => {}
+            (before, outcome) => {
+                self.breach(format!("`{key}` was {before:?} and is now {outcome:?}: {answer:?}"))
+            }
         }
     }
 
@@ -283,7 +285,7 @@ impl Load {
 
     fn open_keys(&self) -> Vec<String> {
         let keys = self.keys.lock().unwrap();
-        keys.iter().filter(|(_, fate)| **fate == Fate::Open).map(|(key, _)| key.clone()).collect()
+        keys.iter().filter(|(_, outcome)| **outcome == KeyOutcome::Open).map(|(key, _)| key.clone()).collect()
     }
 
     fn breach(&self, what: String) {
@@ -301,32 +303,32 @@ struct Figures {
 }
 
 /// Compares the deliveries to the upstream with the outcomes that the clients know.
-fn judge(upstream: &Upstream, told: &BTreeMap<String, Fate>) -> Figures {
+fn judge(upstream: &Upstream, outcomes: &BTreeMap<String, KeyOutcome>) -> Figures {
     let mut figures = Figures::default();
     let deliveries = upstream.ledger.deliveries.lock().unwrap();
-    for (key, fate) in told {
+    for (key, outcome) in outcomes {
         let given = deliveries.get(key).map(Vec::as_slice).unwrap_or_default();
         figures.deliveries += given.len();
         let mut wrong =
-            |why: &str| figures.wrong.push(format!("{why}: `{key}` {fate:?}, delivered {given:?}"));
+            |why: &str| figures.wrong.push(format!("{why}: `{key}` {outcome:?}, delivered {given:?}"));
         // Every delivery before the last must have proven that nothing was executed.
         let (last, earlier) =
             given.split_last().map_or((None, &[][..]), |(last, earlier)| (Some(last), earlier));
         if earlier.iter().any(|status| !FREE.contains(status)) {
             wrong("delivered again");
         }
-        match fate {
-            Fate::Open => wrong("never settled"),
-            Fate::Stored { status, body } => {
+        match outcome {
+            KeyOutcome::Open => wrong("never settled"),
+            KeyOutcome::Stored { status, body } => {
                 figures.stored += 1;
                 if last != Some(status) || *body != answer_body(key, given.len()) {
                     wrong("not the answer of the one delivery");
                 }
             }
-            Fate::Unknown if last.is_none_or(|status| ![500, 503, CUT].contains(status)) => {
+            KeyOutcome::Unknown if last.is_none_or(|status| ![500, 503, CUT].contains(status)) => {
                 figures.unknown_by_crash += 1;
             }
-            Fate::Unknown => {}
+            KeyOutcome::Unknown => {}
         }
     }
     figures

@@ -32,9 +32,9 @@ async fn a_drain_answers_running_requests_and_refuses_new_ones() {
     upstream.gate().open();
     let answer = running.read().await.expect("the answer");
     assert_eq!((answer.status, answer.text().as_str()), (201, "paid"));
-    let status = gateway.ended().await;
-    assert_eq!(status.code(), Some(0), "{}", gateway.said());
-    assert!(gateway.said().contains("stopped"), "{}", gateway.said());
+    let status = gateway.wait_for_exit().await;
+    assert_eq!(status.code(), Some(0), "{}", gateway.log());
+    assert!(gateway.log().contains("stopped"), "{}", gateway.log());
     let retry = setup.start().call(&pay("running")).await;
     assert!(is_replay(&retry) && retry.text() == "paid", "{retry:?}");
     assert_eq!(upstream.executions("running"), 1);
@@ -53,7 +53,7 @@ async fn a_request_cut_by_the_drain_still_stores_its_response() {
     assert!(client.read().await.is_none());
     // The request keeps running without its client, and the process waits for it a little longer.
     upstream.gate().open();
-    assert_eq!(gateway.ended().await.code(), Some(0), "{}", gateway.said());
+    assert_eq!(gateway.wait_for_exit().await.code(), Some(0), "{}", gateway.log());
     let retry = setup.start().call(&pay("slow")).await;
     assert_eq!((retry.status, retry.text().as_str(), is_replay(&retry)), (201, "paid", true));
     assert_eq!(upstream.executions("slow"), 1);
@@ -71,8 +71,8 @@ async fn a_request_that_never_ends_does_not_keep_the_process() {
     client.send(&request).await;
     upstream.until(|tally| tally.held == 1).await;
     gateway.signal("TERM");
-    assert_eq!(gateway.ended().await.code(), Some(0), "{}", gateway.said());
-    assert!(gateway.said().contains("cut=1 quiet=false"), "it ran to the end: {}", gateway.said());
+    assert_eq!(gateway.wait_for_exit().await.code(), Some(0), "{}", gateway.log());
+    assert!(gateway.log().contains("cut=1 quiet=false"), "it ran to the end: {}", gateway.log());
     // The outcome is unknown, and no gateway tries again.
     let gateway = setup.start();
     let told = until_async("its lease has lapsed", async || {

@@ -32,7 +32,7 @@ async fn a_flood_of_endless_bodies_leaves_honest_clients_served() {
     assert_eq!((alone, beside), (HONEST, HONEST), "guarded and unguarded ones");
     assert_eq!(upstream.tally().repeated().len(), 0);
     assert!(gateway.descriptors() < FILES as usize, "{}", gateway.descriptors());
-    assert!(!gateway.said().contains("cannot accept connections"));
+    assert!(!gateway.log().contains("cannot accept connections"));
     drop(flood);
 }
 

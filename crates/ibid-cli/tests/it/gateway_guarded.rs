@@ -165,8 +165,8 @@ async fn an_ambiguous_path_is_refused_and_never_delivered() {
 #[tokio::test]
 async fn what_passes_is_listed_at_start_and_in_the_policy() {
     let (_upstream, gateway) = world(ROUTES).await;
-    gateway.until_said("ibid: not guarded: POST /open/{*rest}").await;
-    gateway.until_said("ibid: not guarded: GET, HEAD, OPTIONS, TRACE and QUERY, and PUT and DELETE").await;
+    gateway.wait_for_log("ibid: not guarded: POST /open/{*rest}").await;
+    gateway.wait_for_log("ibid: not guarded: GET, HEAD, OPTIONS, TRACE and QUERY, and PUT and DELETE").await;
     let policy = gateway.call(&TestRequest::get("/.ibid/policy")).await;
     let policy: serde_json::Value = serde_json::from_slice(&policy.body).expect("JSON");
     assert_eq!(
@@ -267,7 +267,7 @@ async fn forwarded_fields_are_believed_from_trusted_hops_only() {
         let names = ["x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "forwarded"];
         assert_eq!(names.map(|name| seen.header_lines(name).concat()), expected);
         if !config.is_empty() {
-            gateway.until_said("which is not in `tenant.trusted`").await;
+            gateway.wait_for_log("which is not in `tenant.trusted`").await;
         }
     }
 }

@@ -108,9 +108,9 @@ async fn no_line_holds_a_secret_and_every_misuse_is_a_security_event(on: On) {
     })
     .await;
     gateway.signal("TERM");
-    assert!(gateway.ended().await.success());
+    assert!(gateway.wait_for_exit().await.success());
 
-    let said = gateway.said();
+    let said = gateway.log();
     for canary in CANARIES {
         let as_numbers = canary.bytes().map(|byte| byte.to_string()).collect::<Vec<_>>().join(", ");
         for text in [canary, &as_numbers, &canary.to_uppercase()] {

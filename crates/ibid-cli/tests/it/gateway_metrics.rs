@@ -107,7 +107,7 @@ async fn metrics_equal_what_happened(on: On) {
     .await;
     upstream.gate().release(1);
     assert_eq!(late.read().await.expect("an answer").status, 201);
-    gateway.until_said("a lease lapsed").await;
+    gateway.wait_for_log("a lease lapsed").await;
 
     let quiet = until_async("all records are counted", async || {
         let now = samples(&gateway).await;
@@ -141,7 +141,7 @@ async fn metrics_equal_what_happened(on: On) {
         assert_eq!(of(&quiet, name), none, "{name}");
     }
     assert_eq!(of(&quiet, "ibid_zombie_keys_total"), [" 1"], "the late answer is no second lapse");
-    assert_eq!(gateway.said().matches("a lease lapsed").count(), 1, "one line");
+    assert_eq!(gateway.log().matches("a lease lapsed").count(), 1, "one line");
     let letters = of(&quiet, "ibid_dead_letters");
     assert_eq!(letters, ["{kind=\"records\"} 1"], "nobody is asked about an unknown record");
     // 11 first runs, the released key's second one, two duplicates of `held`, and the retry of `cut`.
@@ -195,11 +195,11 @@ async fn a_lapse_first_seen_by_a_request_is_counted_once() {
     for _ in 0..2 {
         assert_problem(&gateway.call(&hurried).await, 409, "outcome-unknown");
     }
-    gateway.until_said("a lease lapsed").await;
+    gateway.wait_for_log("a lease lapsed").await;
     upstream.gate().release(1);
     assert_eq!(late.read().await.expect("an answer").status, 201);
     assert_eq!(of(&samples(&gateway).await, "ibid_zombie_keys_total"), [" 1"]);
-    assert_eq!(gateway.said().matches("a lease lapsed").count(), 1);
+    assert_eq!(gateway.log().matches("a lease lapsed").count(), 1);
 }
 
 #[tokio::test]
@@ -231,7 +231,7 @@ async fn store_failures_and_their_refusals_are_counted() {
     .await;
     until_async("every failure that the log knows is counted", async || {
         let now = samples(&gateway).await;
-        let said = gateway.said().matches("the store failed").count() as f64;
+        let said = gateway.log().matches("the store failed").count() as f64;
         (now["ibid_store_errors_total"] == said && of(&now, "ibid_breaker_open").is_empty()).then_some(())
     })
     .await;
@@ -244,7 +244,7 @@ async fn the_breaker_refuses_at_once_while_the_server_is_stopped() {
     let mut server = ibid_testkit::postgres::Postgres::start();
     let setup = Setup::before(&upstream.url()).store_at(&server.url());
     let gateway = setup.config("[store]\nbegin_timeout = \"300ms\"\n").start();
-    assert_eq!(gateway.settled(&pay("before")).await.status, 200);
+    assert_eq!(gateway.retry_until_settled(&pay("before")).await.status, 200);
     server.stop_immediate();
     until_async("the breaker opens", async || {
         assert_problem(&gateway.call(&pay("during")).await, 503, "store-unavailable");
@@ -267,5 +267,5 @@ async fn the_breaker_refuses_at_once_while_the_server_is_stopped() {
     })
     .await;
     assert_eq!(samples(&gateway).await["ibid_breaker_open"], 0.0);
-    gateway.until_said("the store answers again").await;
+    gateway.wait_for_log("the store answers again").await;
 }

@@ -99,7 +99,7 @@ async fn a_replay_span_links_to_the_first_execution() {
     // Without a trace of the client, the gateway starts one and sends it to the upstream.
     assert_eq!(gateway.call(&TestRequest::post("/payments").key("own").body("five")).await.status, 200);
     gateway.signal("TERM");
-    assert!(gateway.ended().await.success());
+    assert!(gateway.wait_for_exit().await.success());
 
     let spans = spans(&collector);
     let of = |trace: &str, name: &str| {
@@ -144,7 +144,7 @@ async fn an_unreachable_collector_costs_no_request() {
     assert_eq!(gateway.call(&pay).await.status, 200);
     assert!(is_replay(&gateway.call(&pay).await));
     gateway.signal("TERM");
-    assert!(gateway.ended().await.success());
-    let refused = setup.variable("OTEL_EXPORTER_OTLP_ENDPOINT", "https://collector:4318").refused();
-    refused.says(2, "OTEL_EXPORTER_OTLP_ENDPOINT", "plain HTTP", "collector beside");
+    assert!(gateway.wait_for_exit().await.success());
+    let refused = setup.variable("OTEL_EXPORTER_OTLP_ENDPOINT", "https://collector:4318").expect_refusal();
+    refused.assert_error(2, "OTEL_EXPORTER_OTLP_ENDPOINT", "plain HTTP", "collector beside");
 }

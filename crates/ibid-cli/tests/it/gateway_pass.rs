@@ -163,7 +163,7 @@ async fn a_drain_ends_tunnels_at_once() {
     let mut client = tunnel(&gateway).await;
     gateway.signal("TERM");
     client.closed().await;
-    assert_eq!(gateway.ended().await.code(), Some(0), "{}", gateway.said());
+    assert_eq!(gateway.wait_for_exit().await.code(), Some(0), "{}", gateway.log());
     upstream.until(|tally| tally.closed >= 1).await;
     assert_eq!(connections_to(upstream.addr()), 0);
 }

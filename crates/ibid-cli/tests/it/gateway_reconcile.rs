@@ -214,7 +214,7 @@ async fn a_record_is_asked_about_by_the_rule_that_it_was_begun_with() {
     let known = until(&second, &post("status=201")).await;
     assert_eq!((known.text().as_str(), is_replay(&known)), ("paid", true));
     assert_eq!(questions(&upstream)[0].target, "/old/a%20b?key=k%2F1");
-    second.until_said("no reconcile rule for every other guarded request").await;
+    second.wait_for_log("no reconcile rule for every other guarded request").await;
 }
 
 on_every_store!(an_operator_sweeps_and_reconciles_without_a_gateway);

@@ -78,7 +78,7 @@ async fn a_response_the_store_missed_is_marked_and_stored_later(on: On) {
     assert_eq!(answer.header("idempotency-stored").as_deref(), Some("false"), "{answer:?}");
     assert_eq!(answer.header("idempotency-expires"), None, "no promise is made: {answer:?}");
     drop(lock);
-    let retry = gateway.settled(&request).await;
+    let retry = gateway.retry_until_settled(&request).await;
     assert_eq!((retry.status, retry.text().as_str(), is_replay(&retry)), (201, "paid", true));
     assert_eq!(retry.header("idempotency-stored"), None);
     assert_eq!(upstream.deliveries_begun(), 1);
@@ -115,7 +115,7 @@ async fn a_finish_delayed_past_its_lease_settles_the_record(on: On) {
     assert_eq!(upstream.deliveries_begun(), 1);
 }
 
-/// Like [`Gateway::settled`], but also waits while `outcome-unknown` precedes the queued finish.
+/// Like [`Gateway::retry_until_settled`], but also waits while `outcome-unknown` precedes the queued finish.
 async fn settled_as_replay(gateway: &Gateway, request: &TestRequest) -> TestResponse {
     until_async("the queued finish comes", async || Some(gateway.call(request).await).filter(is_replay)).await
 }
@@ -125,7 +125,7 @@ async fn while_no_key_can_be_reserved_nothing_is_delivered(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).on(on).config("[store]\nbegin_timeout = \"300ms\"\n");
     let gateway = setup.start();
-    assert_eq!(gateway.settled(&pay("before").fixture("body=first")).await.text(), "first");
+    assert_eq!(gateway.retry_until_settled(&pay("before").fixture("body=first")).await.text(), "first");
     let lock = WriteLock::on(&setup).await;
     for n in 0..8 {
         let refused = gateway.call(&pay(&format!("locked-{n}"))).await;
@@ -138,7 +138,7 @@ async fn while_no_key_can_be_reserved_nothing_is_delivered(on: On) {
     drop(lock);
     for n in 0..8 {
         let key = format!("locked-{n}");
-        let answer = gateway.settled(&pay(&key)).await;
+        let answer = gateway.retry_until_settled(&pay(&key)).await;
         assert_eq!((answer.status, is_replay(&answer)), (200, false), "{answer:?}");
         assert!(is_replay(&gateway.call(&pay(&key)).await));
         assert_eq!(upstream.executions(&key), 1);
@@ -153,7 +153,7 @@ async fn the_gateway_recovers_from_a_full_disk() {
         .database_at(&disk.path().join("ibid.db"))
         .config("[store]\nbegin_timeout = \"500ms\"\n");
     let gateway = setup.start();
-    assert_eq!(gateway.settled(&pay("before").fixture("body=first")).await.text(), "first");
+    assert_eq!(gateway.retry_until_settled(&pay("before").fixture("body=first")).await.text(), "first");
     let ballast = disk.fill();
     // The log has some room left in its last page; after that, no key can be reserved.
     let mut delivered = 1;
@@ -174,7 +174,7 @@ async fn the_gateway_recovers_from_a_full_disk() {
     drop(ballast);
     for n in 0..8 {
         let key = format!("full-{n}");
-        let answer = gateway.settled(&pay(&key)).await;
+        let answer = gateway.retry_until_settled(&pay(&key)).await;
         assert_eq!((answer.status, is_replay(&answer)), (200, false), "{answer:?}");
         assert!(is_replay(&gateway.call(&pay(&key)).await));
         assert_eq!(upstream.executions(&key), 1);
@@ -199,7 +199,7 @@ async fn a_disk_that_fills_up_behind_a_delivery_loses_no_answer() {
     assert_eq!((answer.status, answer.body.len()), (201, 500_000));
     assert_eq!(answer.header("idempotency-stored").as_deref(), Some("false"), "{:?}", answer.headers);
     drop(ballast);
-    let retry = gateway.settled(&request).await;
+    let retry = gateway.retry_until_settled(&request).await;
     assert_eq!((retry.status, is_replay(&retry)), (201, true), "{:?}", retry.headers);
     assert!(retry.body == answer.body);
     assert_eq!(upstream.deliveries_begun(), 1);

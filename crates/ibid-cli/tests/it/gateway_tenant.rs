@@ -40,14 +40,14 @@ async fn a_tenant_header_from_an_untrusted_hop_is_dropped() {
     assert_problem(&gateway.call(&pay("k").header("X-Tenant-Id", "ann")).await, 401, "tenant-missing");
     assert_eq!(upstream.total(), 0);
     let line = "`x-tenant-id` came from 127.0.0.1, which is not in `tenant.trusted`";
-    gateway.until_said(line).await;
+    gateway.wait_for_log(line).await;
     let unguarded =
         TestRequest::get("/").header("X-Tenant-Id", "ann").header("x_tenant_id", "ann").header("X-Else", "1");
     assert_eq!(gateway.call(&unguarded).await.status, 200);
     let seen = upstream.requests().remove(0);
     assert_eq!((seen.header("x-tenant-id"), seen.header("x_tenant_id")), (None, None), "{seen:?}");
     assert_eq!(seen.header("x-else").as_deref(), Some("1"));
-    assert_eq!(gateway.said().matches(line).count(), 1, "once a minute for each address");
+    assert_eq!(gateway.log().matches(line).count(), 1, "once a minute for each address");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -63,8 +63,8 @@ async fn only_a_static_credential_is_a_tenant() {
     assert_problem(&gateway.call(&pay("shared")).await, 401, "tenant-missing");
     let jwt = "Bearer eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln";
     assert_problem(&gateway.call(&of(jwt)).await, 401, "tenant-missing");
-    gateway.until_said("the credential is a JWT").await;
-    assert!(!gateway.said().contains("eyJ") && !gateway.said().contains("sk_live"), "{}", gateway.said());
+    gateway.wait_for_log("the credential is a JWT").await;
+    assert!(!gateway.log().contains("eyJ") && !gateway.log().contains("sk_live"), "{}", gateway.log());
     assert_eq!(upstream.total(), 3);
 }
 
@@ -131,8 +131,8 @@ async fn logs_hold_no_key_no_credential_and_no_body_at_any_level() {
             client.read_some(4096).await;
             gateway.signal("TERM");
             let mut gateway = gateway;
-            assert!(gateway.ended().await.success());
-            let said = gateway.said();
+            assert!(gateway.wait_for_exit().await.success());
+            let said = gateway.log();
             assert!(said.contains("key misuse"), "the log is not empty: {said}");
             for canary in CANARIES {
                 let found = said.lines().find(|line| line.contains(canary));

@@ -73,8 +73,8 @@ async fn an_untrusted_certificate_leaves_the_key_free() {
     let setup = trusting(Setup::before(&front.url()), &Authority::new());
     let gateway = setup.start();
     assert_problem(&gateway.call(&pay("k")).await, 503, "upstream-unavailable");
-    gateway.until_said("not signed by an authority that the gateway trusts").await;
-    gateway.until_said("as `ca` in `[upstream_tls]`").await;
+    gateway.wait_for_log("not signed by an authority that the gateway trusts").await;
+    gateway.wait_for_log("as `ca` in `[upstream_tls]`").await;
     drop(gateway);
     assert_eq!(upstream.deliveries_begun(), 0);
     // The same key works once the operator has fixed the configuration.
@@ -85,9 +85,9 @@ async fn an_untrusted_certificate_leaves_the_key_free() {
 #[test]
 fn a_wrong_upstream_tls_is_an_error_at_start_with_its_line() {
     let setup = Setup::before("https://127.0.0.1:1").config("[upstream_tls]\nca = \"missing.pem\"\n");
-    let refused = setup.refused();
+    let refused = setup.expect_refusal();
     assert_eq!(refused.code, 2, "{refused:?}");
-    assert!(refused.said.contains(":2: `ca` names `missing.pem`, which can't be read"), "{refused:?}");
+    assert!(refused.output.contains(":2: `ca` names `missing.pem`, which can't be read"), "{refused:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -222,8 +222,8 @@ async fn an_outcome_that_becomes_unknown_is_logged_and_counted() {
     let gateway = Setup::before(&upstream.url()).config(route).start();
     assert_eq!(gateway.call(&pay("k1", "status=503")).await.status, 503);
     assert_problem(&gateway.call(&pay("k2", "cut=read")).await, 502, "outcome-unknown");
-    gateway.until_said("cause=reset").await;
-    let said = gateway.said();
+    gateway.wait_for_log("cause=reset").await;
+    let said = gateway.log();
     let lines: Vec<_> = said.lines().filter(|line| line.contains("an outcome is unknown")).collect();
     assert_eq!(lines.len(), 2, "{said}");
     for (line, cause) in lines.iter().zip(["cause=status_503", "cause=reset"]) {

@@ -162,17 +162,17 @@ impl Setup {
             }
             log.addresses()
         };
-        let said = until("the gateway listens", look, || log.text());
-        let kept = (Arc::clone(&self.folder), self.server.clone());
-        Gateway { child, public: said.0, admin: said.1, log, _kept: kept }
+        let addresses = until("the gateway listens", look, || log.text());
+        let resources = (Arc::clone(&self.folder), self.server.clone());
+        Gateway { child, public: addresses.0, admin: addresses.1, log, _resources: resources }
     }
 
     /// Starts a gateway that must refuse to start, and waits for its end.
-    pub(crate) fn refused(&self) -> Refused {
+    pub(crate) fn expect_refusal(&self) -> StartRefusal {
         let mut child = self.command().stdin(Stdio::null()).spawn().expect("the binary starts");
         let log = Log::follow(&mut child);
         let status = wait_for_end(&mut child, &log);
-        Refused { code: status.code().unwrap_or(-1), said: log.text_to_the_end() }
+        StartRefusal { code: status.code().unwrap_or(-1), output: log.text_to_the_end() }
     }
 
     /// Runs another command of the binary in the folder, such as `keys list`.
@@ -252,16 +252,16 @@ fn without_variables(mut command: Command, folder: &Path) -> Command {
 
 /// Result of a gateway that refused to start.
 #[derive(Debug)]
-pub(crate) struct Refused {
+pub(crate) struct StartRefusal {
     pub(crate) code: i32,
-    pub(crate) said: String,
+    pub(crate) output: String,
 }
 
-impl Refused {
+impl StartRefusal {
     /// Panics unless the gateway exited with this code and printed `error:`, `cause:`, a blank line and `hint:` in
     /// this order, with these words in them.
-    pub(crate) fn says(&self, code: i32, error: &str, cause: &str, hint: &str) {
-        let lines: Vec<&str> = self.said.lines().collect();
+    pub(crate) fn assert_error(&self, code: i32, error: &str, cause: &str, hint: &str) {
+        let lines: Vec<&str> = self.output.lines().collect();
         let at = lines.iter().position(|line| line.starts_with("error: "));
         let at = at.unwrap_or_else(|| panic!("no `error:` in {self:?}"));
         let rest = &lines[at..];
@@ -284,7 +284,7 @@ pub(crate) struct Gateway {
     admin: SocketAddr,
     log: Log,
     /// The gateway's folder and server, dropped after the process has ended.
-    _kept: (Arc<tempfile::TempDir>, Option<Arc<Postgres>>),
+    _resources: (Arc<tempfile::TempDir>, Option<Arc<Postgres>>),
 }
 
 impl Gateway {
@@ -331,7 +331,7 @@ impl Gateway {
     }
 
     /// Retries until the record is settled. In between, the responses may only be refusals that promise nothing.
-    pub(crate) async fn settled(&self, request: &TestRequest) -> TestResponse {
+    pub(crate) async fn retry_until_settled(&self, request: &TestRequest) -> TestResponse {
         until_async("the record is settled", async || {
             let answer = self.call(request).await;
             let open = ["store-unavailable", "request-in-progress", "outcome-unknown"];
@@ -341,14 +341,14 @@ impl Gateway {
     }
 
     /// Returns the log so far.
-    pub(crate) fn said(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         self.log.text()
     }
 
     /// Waits until the log contains these words.
-    pub(crate) async fn until_said(&self, words: &str) {
-        let heard = async || self.said().contains(words).then_some(());
-        until_async(&format!("the log says `{words}`"), heard).await;
+    pub(crate) async fn wait_for_log(&self, words: &str) {
+        let is_logged = async || self.log().contains(words).then_some(());
+        until_async(&format!("the log contains `{words}`"), is_logged).await;
     }
 
     /// Sends one request to the admin listener.
@@ -383,7 +383,7 @@ impl Gateway {
     }
 
     /// Waits until the process ends by itself.
-    pub(crate) async fn ended(&mut self) -> ExitStatus {
+    pub(crate) async fn wait_for_exit(&mut self) -> ExitStatus {
         let look = async || self.child.try_wait().expect("a child can be asked");
         let status = until_async("the process ends", look).await;
         self.log.text_to_the_end();
@@ -403,10 +403,10 @@ impl Drop for Gateway {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
-            let said = self.said();
-            let lines: Vec<&str> = said.lines().collect();
+            let log = self.log();
+            let lines: Vec<&str> = log.lines().collect();
             let last = &lines[lines.len().saturating_sub(SHOWN_MAX)..];
-            eprintln!("--- the gateway said, of {} lines:\n{}\n---", lines.len(), last.join("\n"));
+            eprintln!("--- last lines of the log, of {} lines:\n{}\n---", lines.len(), last.join("\n"));
         }
     }
 }
@@ -518,8 +518,8 @@ pub(crate) fn problem(response: &TestResponse) -> String {
 /// Panics unless the response is this refusal.
 #[track_caller]
 pub(crate) fn assert_problem(response: &TestResponse, status: u16, code: &str) {
-    let got = (response.status, problem(response));
-    assert_eq!(got, (status, code.to_owned()), "{response:?}");
+    let actual = (response.status, problem(response));
+    assert_eq!(actual, (status, code.to_owned()), "{response:?}");
 }
 
 /// Returns whether the response is a replay.

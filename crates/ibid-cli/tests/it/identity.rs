@@ -56,8 +56,8 @@ async fn another_identity_is_refused_with_the_difference() {
             "`POST /pay`: scope `operation` → `tenant`",
         ),
     ] {
-        let refused = block_in_place(|| setup.clone().config(config).refused());
-        refused.says(2, "other identity settings", difference, "ibid identity change");
+        let refused = block_in_place(|| setup.clone().config(config).expect_refusal());
+        refused.assert_error(2, "other identity settings", difference, "ibid identity change");
     }
     // A route whose records keep their ids may change freely.
     let free = setup.config("[[route]]\nmatch = \"POST /pay\"\npreset = \"payments\"\n");
@@ -96,7 +96,7 @@ async fn after_a_change_a_retry_is_not_delivered_again(on: On) {
 /// T1 (new) looks up the old id, finds nothing and runs; T2 (old) was stopped just before it reserved the old id.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_stopped_before_its_reservation_delivers_nothing() {
-    let mut world = Stopped::at("begin.before").await;
+    let mut world = StoppedNodes::at("begin.before").await;
     assert_eq!(world.new.call(&pay("k")).await.status, 200);
     assert_problem(&world.go_on().await, 503, "store-unavailable");
     assert!(is_replay(&world.new.call(&pay("k")).await));
@@ -107,25 +107,25 @@ async fn a_node_stopped_before_its_reservation_delivers_nothing() {
 /// released.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_stopped_after_its_reservation_delivers_nothing() {
-    let mut world = Stopped::at("begin.after").await;
+    let mut world = StoppedNodes::at("begin.after").await;
     assert_problem(&world.new.call(&pay("k")).await, 409, "request-in-progress");
     assert_eq!(world.upstream.executions("k"), 0);
     assert_problem(&world.go_on().await, 503, "store-unavailable");
     assert_eq!(world.upstream.executions("k"), 0);
-    assert_eq!(world.new.settled(&pay("k")).await.status, 200);
+    assert_eq!(world.new.retry_until_settled(&pay("k")).await.status, 200);
     assert_eq!(world.upstream.executions("k"), 1);
 }
 
 /// An old node that was stopped during a request, and a new one that was started after a change.
-struct Stopped {
+struct StoppedNodes {
     upstream: Upstream,
     old: Gateway,
     new: Gateway,
     asked: tokio::task::JoinHandle<TestResponse>,
 }
 
-impl Stopped {
-    async fn at(place: &str) -> Stopped {
+impl StoppedNodes {
+    async fn at(place: &str) -> StoppedNodes {
         let upstream = Upstream::start().await;
         let defaults = "[defaults]\nin_flight = \"conflict\"\n";
         let before = Setup::before(&upstream.url()).config(&soon(defaults));
@@ -140,7 +140,7 @@ impl Stopped {
         until_async("the node is stopped", async || is_stopped(&old).then_some(())).await;
         change(&before, &[]);
         let new = block_in_place(|| after.start());
-        Stopped { upstream, old, new, asked }
+        StoppedNodes { upstream, old, new, asked }
     }
 
     /// Lets the old node continue and respond to its client.
@@ -165,14 +165,14 @@ async fn another_tenant_source_needs_an_empty_store_or_a_word() {
     let mut gateway = block_in_place(|| one.start());
     gateway.call(&pay("k")).await;
     gateway.kill();
-    block_in_place(|| many.refused()).says(
+    block_in_place(|| many.expect_refusal()).assert_error(
         2,
         "other identity settings",
         "the tenant: source `none` → `authorization`",
         "ibid identity change",
     );
     change(&one, &[]);
-    block_in_place(|| many.refused()).says(2, "another tenant source", "`none", "--abandon");
+    block_in_place(|| many.expect_refusal()).assert_error(2, "another tenant source", "`none", "--abandon");
     let abandoned = change(&one, &["--abandon"]);
     assert!(String::from_utf8_lossy(&abandoned.stderr).contains("1 keys could run again"), "{abandoned:?}");
     block_in_place(|| many.start().kill());
@@ -192,7 +192,12 @@ async fn a_change_that_was_stopped_is_run_again_to_its_end() {
     until_async("it waits", async || (shown(&setup)["state"] == "retiring").then_some(())).await;
     stopped.kill().expect("a child can be killed");
     stopped.wait().expect("a killed child ends");
-    block_in_place(|| setup.refused()).says(1, "is being changed", "the old one", "run it again");
+    block_in_place(|| setup.expect_refusal()).assert_error(
+        1,
+        "is being changed",
+        "the old one",
+        "run it again",
+    );
     change(&setup, &[]);
     assert_eq!(shown(&setup)["state"], "retired");
     block_in_place(|| setup.start().kill());

@@ -38,7 +38,7 @@ fn err(output: &Output) -> String {
 
 /// Returns the kind and the key of each difference.
 #[track_caller]
-fn found(output: &Output) -> Vec<String> {
+fn differences(output: &Output) -> Vec<String> {
     let json: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
     let word = |finding: &Value, name: &str| finding[name].as_str().expect("a text").to_owned();
     let all = json["differences"].as_array().expect("a list").iter();
@@ -106,7 +106,10 @@ fn what_differs_is_shown_the_double_charge_first() {
         "{said}"
     );
     let json = ledger(&setup, &[&words[..], &["--json"]].concat());
-    assert_eq!(found(&json), ["theirs_twice a", "theirs_only x", "differs b", "ours_only c", "ours_twice d"]);
+    assert_eq!(
+        differences(&json),
+        ["theirs_twice a", "theirs_only x", "differs b", "ours_only c", "ours_twice d"]
+    );
     let only_key = ledger(&setup, &[&words[..], &["--key", "amount", "--json"]].concat());
     assert!(err(&only_key).starts_with("error: the books differ"), "{only_key:?}");
 }
@@ -166,7 +169,7 @@ fn one_side_may_come_from_stdin() {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the binary starts");
     child.stdin.take().expect("a pipe").write_all(b"key,amount\na,1\nb,2\n").expect("it reads");
     let output = child.wait_with_output().expect("it ends");
-    assert_eq!(found(&output), ["theirs_only b"]);
+    assert_eq!(differences(&output), ["theirs_only b"]);
 }
 
 async fn our_side_may_be_a_statement_that_writes_nothing(on: On) {
@@ -194,7 +197,7 @@ async fn our_side_may_be_a_statement_that_writes_nothing(on: On) {
         )
     };
     let equal = ask("select id as key, (amount / 100) || '.' || (amount % 100) as amount, pending from sale");
-    assert_eq!(found(&equal), ["differs b"; 0], "{equal:?}");
+    assert_eq!(differences(&equal), ["differs b"; 0], "{equal:?}");
     let json: Value = serde_json::from_slice(&equal.stdout).expect("JSON");
     assert_eq!((&json["lines"]["open_found"], &json["lines"]["open_missing"]), (&1.into(), &1.into()));
     for statement in ["delete from sale", "select 1; delete from sale", "select nothing from sale"] {
@@ -203,7 +206,7 @@ async fn our_side_may_be_a_statement_that_writes_nothing(on: On) {
         assert!(err(&refused).contains("is refused"), "{refused:?}");
     }
     let after = ask("select id as key, pending from sale");
-    assert_eq!(found(&after), [""; 0], "{after:?}");
+    assert_eq!(differences(&after), [""; 0], "{after:?}");
 }
 on_every_store!(our_side_may_be_a_statement_that_writes_nothing);
 
@@ -239,13 +242,16 @@ async fn our_side_may_be_the_calls_in_the_outbox(on: On) {
         let words = ["--ours", ours, "--theirs", "theirs.csv", "--store", &url, "--json"];
         ledger(&setup, &[&words[..], more].concat())
     };
-    assert_eq!(found(&ask("effects", &[])), ["theirs_only let-go", "differs other", "ours_only missing"]);
     assert_eq!(
-        found(&ask("effects:charge", &[])),
+        differences(&ask("effects", &[])),
+        ["theirs_only let-go", "differs other", "ours_only missing"]
+    );
+    assert_eq!(
+        differences(&ask("effects:charge", &[])),
         ["theirs_only let-go", "theirs_only other", "ours_only missing"]
     );
     // An effect of 1970 need not be in today's export.
-    assert_eq!(found(&ask("effects", &["--since", "24h"])), ["theirs_only let-go", "differs other"]);
+    assert_eq!(differences(&ask("effects", &["--since", "24h"])), ["theirs_only let-go", "differs other"]);
 
     let written = |output: &Output| {
         let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
@@ -256,7 +262,7 @@ async fn our_side_may_be_the_calls_in_the_outbox(on: On) {
     assert_eq!(written(&ask("effects", &letters)), Some(1));
     // The dead letter does not count as one of our calls, and it is not written again.
     let again = ask("effects", &letters);
-    assert_eq!((written(&again), found(&again).len()), (Some(0), 3));
+    assert_eq!((written(&again), differences(&again).len()), (Some(0), 3));
     let doctor = setup.ibid(&["doctor", "--store", &url]);
     assert!(out(&doctor).contains("effects: 1 unknown, 1 dead"), "{doctor:?}");
 }
@@ -272,7 +278,7 @@ async fn a_repeated_comparison_turns_discrepancies_into_dead_letters() {
     command.args(["--source", "acme", "--every", "100ms", "--admin-listen", "127.0.0.1:0", "--json"]);
     let log = setup.folder().join("log");
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(std::fs::File::create(&log).expect("a file"));
-    let mut child = Ended(command.spawn().expect("the binary starts"));
+    let mut child = KilledOnDrop(command.spawn().expect("the binary starts"));
     let admin: std::net::SocketAddr = until_async("it says where its metrics are", async || {
         let said = std::fs::read_to_string(&log).expect("a log");
         said.lines().find_map(|line| line.rsplit_once("admin on ")?.1.parse().ok())
@@ -310,9 +316,9 @@ async fn a_repeated_comparison_turns_discrepancies_into_dead_letters() {
 }
 
 /// A child process that is killed at the end of the test.
-struct Ended(std::process::Child);
+struct KilledOnDrop(std::process::Child);
 
-impl Drop for Ended {
+impl Drop for KilledOnDrop {
     fn drop(&mut self) {
         // The process may have ended already; then this does nothing.
         let _ = self.0.kill();

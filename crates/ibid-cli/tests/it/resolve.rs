@@ -35,7 +35,7 @@ async fn until_dead_letter(setup: &Setup) {
 }
 
 /// Returns the first digits of the id of the only record in this list.
-fn only(setup: &Setup, words: &[&str]) -> String {
+fn only_id(setup: &Setup, words: &[&str]) -> String {
     let (code, out, said) = run(setup, &[&["keys", "list", "--json"], words].concat());
     assert_eq!(code, 0, "{said}");
     let all: Value = serde_json::from_str(&out).expect("JSON");
@@ -71,7 +71,8 @@ async fn an_operator_resolves_a_record_by_an_id_prefix(on: On) {
     let gateway = setup.start();
     lost(&gateway, "k").await;
     until_dead_letter(&setup).await;
-    let id = only(&setup, &["--dead-letters", "--route", "/{any}", "--older-than", "0s", "--method", "post"]);
+    let id =
+        only_id(&setup, &["--dead-letters", "--route", "/{any}", "--older-than", "0s", "--method", "post"]);
     let words =
         ["keys", "resolve", &id, "--status", "201", "--body", "by hand", "--content-type", "text/plain"];
     let because = ["--reason", "the bank has it", "--who", "ann"];
@@ -112,7 +113,7 @@ async fn not_executed_lets_the_retry_run_and_forget_makes_the_key_new() {
     let setup = Setup::before(&upstream.url()).config("[store]\ncache_bytes = 1\n");
     let gateway = setup.start();
     lost(&gateway, "k").await;
-    let id = only(&setup, &["--state", "unknown"]);
+    let id = only_id(&setup, &["--state", "unknown"]);
     let release = ["keys", "resolve", &id, "--not-executed", "--reason", "never arrived", "--yes", "--json"];
     let (code, out, said) = run(&setup, &[&release[..], &["--who", "ann"]].concat());
     assert_eq!(code, 0, "{said}");
@@ -155,7 +156,7 @@ async fn an_acknowledged_dead_letter_answers_as_before(on: On) {
     let (code, out, said) = run(&setup, &words);
     assert!(code == 1 && out.contains("completed") && out.contains("dead letter"), "{out}{said}");
     assert!(said.contains("would be a dead letter no longer, by ann: the bank has none of it"), "{said}");
-    only(&setup, &["--dead-letters"]);
+    only_id(&setup, &["--dead-letters"]);
     let (code, out, said) = run(&setup, &[&words[..], &["--yes"]].concat());
     assert_eq!(
         (code, out.as_str()),
@@ -186,11 +187,11 @@ async fn an_unknown_record_can_not_be_seen_to() {
     let gateway = setup.start();
     lost(&gateway, "k").await;
     until_dead_letter(&setup).await;
-    let id = only(&setup, &["--dead-letters"]);
+    let id = only_id(&setup, &["--dead-letters"]);
     let seen = ["keys", "resolve", &id, "--seen", "--reason", "r", "--who", "ann"];
     let (code, _, said) = run(&setup, &[&seen[..], &["--yes"]].concat());
     assert!(code == 1 && said.contains("the record is unknown"), "{said}");
-    only(&setup, &["--dead-letters", "--state", "unknown"]);
+    only_id(&setup, &["--dead-letters", "--state", "unknown"]);
     for with in [&["--not-executed"][..], &["--status", "201"]] {
         let (code, _, said) = run(&setup, &[&seen[..], with].concat());
         assert!(code == 2 && said.contains("cannot be used with"), "{said}");
@@ -234,7 +235,7 @@ async fn an_act_that_is_asked_for_wrongly_says_what_is_missing() {
     let setup = Setup::before(&upstream.url());
     let gateway = setup.start();
     lost(&gateway, "k").await;
-    let id = only(&setup, &[]);
+    let id = only_id(&setup, &[]);
     let cases: [(&[&str], i32, &str); 6] = [
         (&["keys", "resolve", &id, "--not-executed"], 2, "--reason"),
         (&["keys", "resolve", &id, "--reason", "r"], 2, "--not-executed"),

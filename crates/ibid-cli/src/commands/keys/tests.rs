@@ -38,9 +38,9 @@ impl Browse for Shelf {
 }
 
 /// A store that does not answer.
-struct Gone;
+struct MissingStore;
 
-impl Browse for Gone {
+impl Browse for MissingStore {
     fn list(&self, _: RecordFilter) -> BoxFuture<'_, Result<Vec<StoredRecord>, StoreError>> {
         Box::pin(async { Err(StoreError::transient("sqlite", "list records", "disk I/O error")) })
     }
@@ -52,7 +52,7 @@ impl Browse for Gone {
     }
 }
 
-fn stored(first: u8, second: u8, key: &str, state: State) -> StoredRecord {
+fn stored_record(first: u8, second: u8, key: &str, state: State) -> StoredRecord {
     let mut bytes = [0x11; RecordId::LEN];
     (bytes[0], bytes[1], bytes[31]) = (0xab, first, second);
     let identity = Identity {
@@ -94,9 +94,9 @@ fn stored(first: u8, second: u8, key: &str, state: State) -> StoredRecord {
 
 fn shelf() -> Shelf {
     Shelf(vec![
-        stored(0xcd, 1, "key-1", State::Completed),
-        stored(0xcd, 2, "key-2", State::Unknown),
-        stored(0xef, 3, "key-3", State::InProgress),
+        stored_record(0xcd, 1, "key-1", State::Completed),
+        stored_record(0xcd, 2, "key-2", State::Unknown),
+        stored_record(0xef, 3, "key-3", State::InProgress),
     ])
 }
 
@@ -180,7 +180,7 @@ fn a_state_or_cursor_that_is_none_is_asked_wrongly() {
 
 #[test]
 fn a_store_that_is_gone_is_the_worlds_failure() {
-    let failure = ask_list(&Gone, KeysListArgs::default()).0.unwrap_err();
+    let failure = ask_list(&MissingStore, KeysListArgs::default()).0.unwrap_err();
     assert_eq!(failure.exit, crate::output::Exit::World);
     assert_eq!(failure.cause.unwrap(), "could not list records in the sqlite store: disk I/O error");
 }

@@ -699,10 +699,10 @@ fn what_is_allowed_and_should_be_known_is_a_warning() {
     );
     warns(&format!("[defaults]\nlinger = \"2m\"\n{rule}"), "first asked by after 150s");
     let whole = rule.replace("{tenant}", "{tenant}/{id}");
-    let said = |text: &str| {
+    let message = |text: &str| {
         more(text).warnings.into_iter().filter(|w| !w.starts_with("no reconcile rule for every"))
     };
-    assert_eq!(said(&whole).collect::<Vec<_>>(), Vec::<String>::new());
+    assert_eq!(message(&whole).collect::<Vec<_>>(), Vec::<String>::new());
     let hashed = format!("upstream = \"http://a\"\n[tenant]\nfrom = \"authorization\"\n{whole}");
     let warnings = read(&hashed).unwrap().warnings;
     assert!(warnings.iter().any(|warning| warning.contains("a digest of the credential")), "{warnings:#?}");
@@ -745,8 +745,8 @@ fn pass_timeout_and_stream_are_read_where_they_belong() {
         ("[defaults]\nstream = true\nanswer = \"async\"", "ibid.toml:5: `stream` needs `answer = \"sync\"`"),
         ("[[route]]\nmatch = \"POST /x\"\nanswer = \"prefer\"\nstream = true", "ibid.toml:7: `stream` needs"),
     ] {
-        let said: Vec<String> = failures_of(text).into_iter().map(|failure| failure.message).collect();
-        assert!(said.iter().any(|said| said.starts_with(message)), "{text}: {said:?}");
+        let messages: Vec<String> = failures_of(text).into_iter().map(|failure| failure.message).collect();
+        assert!(messages.iter().any(|actual| actual.starts_with(message)), "{text}: {messages:?}");
     }
 }
 

@@ -47,14 +47,17 @@ async fn fields_of_one_connection_end_here_in_both_directions() {
         .header("x-kept", "2");
     let answer = send(&forwarder(&upstream.url(), false), request).await;
 
-    let seen = upstream.requests().pop().unwrap();
+    let delivered = upstream.requests().pop().unwrap();
     for gone in ["x-mine", "keep-alive", "upgrade", "proxy-authorization", "expect", "transfer-encoding"] {
-        assert_eq!(seen.header(gone), None, "{gone}");
+        assert_eq!(delivered.header(gone), None, "{gone}");
     }
-    assert_eq!(seen.header_lines("x-kept"), ["1", "2"]);
-    assert_eq!((seen.header("te"), seen.header("connection")), (Some("trailers".into()), Some("TE".into())));
-    assert_eq!(seen.key().as_deref(), Some("k"), "a client cannot have its key stripped");
-    assert_eq!(seen.header("content-length").as_deref(), Some("4"));
+    assert_eq!(delivered.header_lines("x-kept"), ["1", "2"]);
+    assert_eq!(
+        (delivered.header("te"), delivered.header("connection")),
+        (Some("trailers".into()), Some("TE".into()))
+    );
+    assert_eq!(delivered.key().as_deref(), Some("k"), "a client cannot have its key stripped");
+    assert_eq!(delivered.header("content-length").as_deref(), Some("4"));
 
     for gone in ["connection", "x-a", "keep-alive", "proxy-connection", "proxy-authenticate", "upgrade"] {
         assert!(!answer.headers().contains_key(gone), "{gone}");
@@ -108,9 +111,9 @@ async fn a_request_of_http2_is_put_into_http1() {
         .body(Full::from("body"))
         .unwrap();
     assert_eq!(forwarder(&upstream.url(), false).oneshot(request).await.unwrap().status(), 200);
-    let seen = upstream.requests().pop().unwrap();
-    assert_eq!(seen.header_lines("cookie"), ["a=1; b=2"]);
-    assert_eq!(seen.header("x-forwarded-host").as_deref(), Some("shop.test"));
+    let delivered = upstream.requests().pop().unwrap();
+    assert_eq!(delivered.header_lines("cookie"), ["a=1; b=2"]);
+    assert_eq!(delivered.header("x-forwarded-host").as_deref(), Some("shop.test"));
 }
 
 #[tokio::test]
@@ -281,8 +284,8 @@ async fn over_http2_requests_share_a_connection() {
         assert_eq!((answer.status().as_u16(), answer.version()), (201, Version::HTTP_11));
         assert!(text(answer).await.unwrap().contains("\"body\":\"body\""));
     }
-    let seen = upstream.requests().pop().unwrap();
-    assert_eq!((seen.header("te").as_deref(), seen.header("host")), (Some("trailers"), None));
+    let delivered = upstream.requests().pop().unwrap();
+    assert_eq!((delivered.header("te").as_deref(), delivered.header("host")), (Some("trailers"), None));
     assert_eq!((upstream.total(), upstream.tally().connections), (3, 1));
 }
 

@@ -138,10 +138,11 @@ async fn a_request_with_two_lengths_reaches_the_upstream_with_one() {
     client.send_bytes(smuggled.as_bytes()).await;
     match client.read().await.map(|answer| answer.status) {
         Some(200) => {
-            let seen = upstream.requests().pop().unwrap();
-            assert_eq!(seen.body, b"whole");
+            let delivered = upstream.requests().pop().unwrap();
+            assert_eq!(delivered.body, b"whole");
             assert_eq!(
-                seen.header_lines("content-length").len() + seen.header_lines("transfer-encoding").len(),
+                delivered.header_lines("content-length").len()
+                    + delivered.header_lines("transfer-encoding").len(),
                 1
             );
         }
@@ -158,8 +159,8 @@ async fn what_a_client_sends_and_gets_is_the_same_through_the_gateway() {
 
     let chunked = TestRequest::post("/pay").key("b").body("in chunks").chunked().header("trailer", "x-t");
     assert_eq!(client.call(&chunked.trailer("x-t", "1")).await.status, 200);
-    let seen = upstream.requests().pop().unwrap();
-    assert_eq!((seen.body.as_slice(), seen.trailers.len()), (&b"in chunks"[..], 1));
+    let delivered = upstream.requests().pop().unwrap();
+    assert_eq!((delivered.body.as_slice(), delivered.trailers.len()), (&b"in chunks"[..], 1));
 
     let head = client.call(&TestRequest::new("HEAD", "/pay").fixture("bytes=10")).await;
     assert_eq!((head.header("content-length").as_deref(), head.body.len()), (Some("10"), 0));

@@ -37,8 +37,8 @@ async fn alpn_chooses_the_version_and_host_follows_it() {
             let answer = send(&forwarder, post("one", "status=201").header("te", "trailers")).await;
             assert_eq!((answer.status().as_u16(), hint_of(&answer)), (201, None));
             assert_eq!(text(answer).await, "done");
-            let seen = first.requests().pop().unwrap();
-            assert_eq!(seen.header_lines("host"), [front.addr().to_string()]);
+            let delivered = first.requests().pop().unwrap();
+            assert_eq!(delivered.header_lines("host"), [front.addr().to_string()]);
             assert_eq!(front.handshakes(), connections);
         }
     }
@@ -48,8 +48,11 @@ async fn alpn_chooses_the_version_and_host_follows_it() {
         for _ in 0..2 {
             let answer = send(&forwarder, post("two", "status=201").header("te", "trailers")).await;
             assert_eq!((answer.status().as_u16(), hint_of(&answer)), (201, None));
-            let seen = second.requests().pop().unwrap();
-            assert_eq!((seen.header("host"), seen.header("te").as_deref()), (None, Some("trailers")));
+            let delivered = second.requests().pop().unwrap();
+            assert_eq!(
+                (delivered.header("host"), delivered.header("te").as_deref()),
+                (None, Some("trailers"))
+            );
         }
     }
     assert_eq!(second.tally().connections, 2, "requests of one forwarder share a connection");

@@ -99,10 +99,10 @@ async fn only_the_token_opens_the_api_and_only_on_the_admin_listener() {
     }
     assert!(!gateway.log().contains(TOKEN), "the log does not hold it");
     // On the public listener, such a path belongs to the API behind the gateway.
-    let seen = upstream.requests().len();
+    let delivered = upstream.requests().len();
     let request = TestRequest::get("/v1/records").header("authorization", format!("Bearer {TOKEN}"));
     assert!(!gateway.call(&request).await.text().contains(&record), "no record on the public listener");
-    assert_eq!(upstream.requests().len(), seen + 1, "it went upstream");
+    assert_eq!(upstream.requests().len(), delivered + 1, "it went upstream");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -131,11 +131,11 @@ async fn a_retry_gets_the_response_of_the_operator() {
     let late =
         post(&gateway, &path, &json!({ "who": "bob", "reason": "me too", "found": "not_executed" })).await;
     assert_problem(&late, 409, "not-now");
-    let told: Value = serde_json::from_slice(&late.body).expect("JSON");
-    assert_eq!(told["record"]["state"], "completed");
+    let body: Value = serde_json::from_slice(&late.body).expect("JSON");
+    assert_eq!(body["record"]["state"], "completed");
     assert!(
-        told["detail"].as_str().is_some_and(|detail| detail.contains("by ann: the bank has it")),
-        "{told}"
+        body["detail"].as_str().is_some_and(|detail| detail.contains("by ann: the bank has it")),
+        "{body}"
     );
 }
 
@@ -170,10 +170,10 @@ async fn acknowledging_a_dead_letter_changes_nothing_else() {
     let letter = until_async("its lease lapses", async || letters().await.pop()).await;
     assert_eq!(letter["state"], "completed");
     let path = format!("/v1/records/{}/resolve", id(&letter));
-    let seen = json!({
+    let note = json!({
         "who": "ann", "reason": "the bank has none of it", "version": letter["version"], "found": "seen",
     });
-    let settled = json_of(&post(&gateway, &path, &seen).await);
+    let settled = json_of(&post(&gateway, &path, &note).await);
     assert_eq!(settled["dead_letter"], false);
     assert_eq!((&settled["state"], &settled["status"]), (&letter["state"], &letter["status"]));
     let expires_at = |record: &Value| record["expires_at"].as_str().expect("an instant").to_owned();
@@ -226,10 +226,10 @@ async fn only_one_of_two_operators_settles_a_record(on: On) {
     for round in 0..5 {
         let record = id(&unknown(&gateway, &format!("k{round}")).await);
         let path = format!("/v1/records/{record}/resolve");
-        let found = [json!({ "completed": { "status": 402 } }), json!("not_executed")];
+        let outcomes = [json!({ "completed": { "status": 402 } }), json!("not_executed")];
         let act = async |place: usize| {
             let who = ["ann", "bob"][place];
-            post(&gateway, &path, &json!({ "who": who, "reason": "knows", "found": found[place] })).await
+            post(&gateway, &path, &json!({ "who": who, "reason": "knows", "found": outcomes[place] })).await
         };
         let both = join_all([act(0), act(1)]).await;
         let won = both.iter().position(|response| response.status == 200).expect("one wins");

@@ -122,11 +122,11 @@ fn a_port_that_was_asked_for_and_is_taken_is_an_error() {
         for flag in LISTENS {
             words.extend([flag, if flag == asked { &taken } else { "127.0.0.1:0" }]);
         }
-        let ran = ibid(&words).output().expect("it starts");
-        let said = String::from_utf8_lossy(&ran.stderr);
-        assert_eq!(ran.status.code(), Some(3), "{said}");
-        assert!(said.contains(&format!("cannot listen on `{taken}`")), "{said}");
-        assert!(said.contains("hint: ") && said.contains(asked), "{said}");
+        let output = ibid(&words).output().expect("it starts");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{stderr}");
+        assert!(stderr.contains(&format!("cannot listen on `{taken}`")), "{stderr}");
+        assert!(stderr.contains("hint: ") && stderr.contains(asked), "{stderr}");
     }
 }
 

@@ -61,8 +61,9 @@ fn a_healthy_file_is_well() {
     let (json, results) = results(&setup.ibid(&["doctor", "--json", "--store", &url]));
     assert_eq!((&json["store"], &json["well"]), (&Value::from(url), &Value::from(true)));
     assert_eq!(results.len(), 10);
-    let seen = |(check, result): &(String, String)| result == if check == "lease" { "unseen" } else { "ok" };
-    assert!(results.iter().all(seen), "{results:?}");
+    let is_expected =
+        |(check, result): &(String, String)| result == if check == "lease" { "unseen" } else { "ok" };
+    assert!(results.iter().all(is_expected), "{results:?}");
 }
 
 #[test]
@@ -119,8 +120,8 @@ fn a_healthy_server_is_well_and_its_password_is_never_said() {
         setup.ibid(&["doctor", "--store", &url, "--config", file.to_str().expect("a path in UTF-8")]);
     says(&configured, 0, "fingerprint secret", "ok", "configured: 1");
     for output in [table, json, configured] {
-        let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
-        assert!(!said.contains("hunter2") && !said.contains(secret), "{said}");
+        let printed = format!("{}{}", text(&output.stdout), text(&output.stderr));
+        assert!(!printed.contains("hunter2") && !printed.contains(secret), "{printed}");
     }
 }
 

@@ -111,15 +111,15 @@ async fn a_later_delivery_sends_the_original_request(on: On) {
     upstream.gate().open();
     until_state(&gateway, &page, "completed").await;
 
-    let seen = upstream.requests().pop().expect("one");
-    assert_eq!((seen.method.as_str(), seen.target.as_str()), ("POST", "/payments?fast=1"));
-    assert_eq!(seen.body, b"canary-body");
-    assert_eq!(seen.header("authorization").as_deref(), Some("Bearer canary-token"));
-    assert_eq!(seen.header("cookie").as_deref(), Some("session=canary-cookie"));
-    assert_eq!(seen.header("x-forwarded-for").as_deref(), Some("127.0.0.1"));
-    assert_eq!(seen.key().as_deref(), Some("canary-key"));
-    assert!(seen.headers.iter().any(|(_, value)| value == b"caf\xe9"), "{seen:?}");
-    assert_eq!(seen.header("x-hop"), None);
+    let delivered = upstream.requests().pop().expect("one");
+    assert_eq!((delivered.method.as_str(), delivered.target.as_str()), ("POST", "/payments?fast=1"));
+    assert_eq!(delivered.body, b"canary-body");
+    assert_eq!(delivered.header("authorization").as_deref(), Some("Bearer canary-token"));
+    assert_eq!(delivered.header("cookie").as_deref(), Some("session=canary-cookie"));
+    assert_eq!(delivered.header("x-forwarded-for").as_deref(), Some("127.0.0.1"));
+    assert_eq!(delivered.key().as_deref(), Some("canary-key"));
+    assert!(delivered.headers.iter().any(|(_, value)| value == b"caf\xe9"), "{delivered:?}");
+    assert_eq!(delivered.header("x-hop"), None);
 
     assert_eq!((count_attachments(&setup, "canary-token"), count_attachments(&setup, "canary-body")), (0, 0));
     assert_eq!(count_attachments(&setup, "paid"), 1, "the answer stays");
@@ -269,8 +269,8 @@ async fn a_kill_during_delivery_is_unknown_and_nothing_is_done_twice(on: On) {
     gateway.kill();
     upstream.gate().open();
     let gateway = setup.start();
-    let said = until_state(&gateway, &page, "unknown").await;
-    assert_eq!(said["last_error"], "lapsed");
+    let status = until_state(&gateway, &page, "unknown").await;
+    assert_eq!(status["last_error"], "lapsed");
     assert_problem(&gateway.call(&request).await, 409, "outcome-unknown");
     assert_eq!((upstream.executions("k"), upstream.deliveries_begun()), (1, 1));
 }
@@ -335,10 +335,10 @@ async fn kills_under_load_lose_nothing_and_do_nothing_twice(on: On) {
     }
     let mut unknown = 0;
     for (key, page) in &pages {
-        let ended = |said: &Value| said["state"] == "completed" || said["state"] == "unknown";
-        let said = until_page(&gateways[0], page, &format!("`{key}` has come to an end"), ended).await;
-        match said["state"] == "completed" {
-            true => assert_eq!((upstream.executions(key), &said["status"]), (1, &201.into()), "{key}"),
+        let ended = |status: &Value| status["state"] == "completed" || status["state"] == "unknown";
+        let status = until_page(&gateways[0], page, &format!("`{key}` has come to an end"), ended).await;
+        match status["state"] == "completed" {
+            true => assert_eq!((upstream.executions(key), &status["status"]), (1, &201.into()), "{key}"),
             false => unknown += 1,
         }
     }

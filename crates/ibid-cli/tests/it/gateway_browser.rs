@@ -29,17 +29,18 @@ async fn a_browser_reads_replays_refusals_and_status_pages() {
     let mut results = serve_page(listener, &format!("http://{}", gateway.addr()));
 
     let browser = Browser::open(&origin, &setup);
-    let seen = tokio::time::timeout(PATIENCE, results.recv()).await;
-    let seen = seen.unwrap_or_else(|_| panic!("no result from the page; the gateway said {}", gateway.log()));
+    let report = tokio::time::timeout(PATIENCE, results.recv()).await;
+    let report =
+        report.unwrap_or_else(|_| panic!("no result from the page; the gateway said {}", gateway.log()));
     drop(browser);
 
-    let seen: Value = serde_json::from_str(&seen.expect("the page's server runs")).expect("JSON");
+    let report: Value = serde_json::from_str(&report.expect("the page's server runs")).expect("JSON");
     let answered = |status: u16, replayed: Option<&str>, text: &str| json!({ "status": status, "replayed": replayed, "text": text });
-    assert_eq!(seen["first"], answered(201, None, "paid"), "{seen:#}");
-    assert_eq!(seen["retry"], answered(201, Some("true"), "paid"), "{seen:#}");
-    assert_eq!(seen["reused"], answered(422, None, "urn:ibid:problem:key-reused"), "{seen:#}");
-    assert_eq!(seen["status"], answered(200, None, "completed"), "{seen:#}");
-    assert_eq!(seen["stored"], answered(201, Some("true"), "paid"), "{seen:#}");
+    assert_eq!(report["first"], answered(201, None, "paid"), "{report:#}");
+    assert_eq!(report["retry"], answered(201, Some("true"), "paid"), "{report:#}");
+    assert_eq!(report["reused"], answered(422, None, "urn:ibid:problem:key-reused"), "{report:#}");
+    assert_eq!(report["status"], answered(200, None, "completed"), "{report:#}");
+    assert_eq!(report["stored"], answered(201, Some("true"), "paid"), "{report:#}");
     assert_eq!(upstream.executions("browser"), 1);
 }
 

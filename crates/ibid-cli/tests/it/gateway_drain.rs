@@ -75,12 +75,12 @@ async fn a_request_that_never_ends_does_not_keep_the_process() {
     assert!(gateway.log().contains("cut=1 quiet=false"), "it ran to the end: {}", gateway.log());
     // The outcome is unknown, and no gateway tries again.
     let gateway = setup.start();
-    let told = until_async("its lease has lapsed", async || {
+    let response = until_async("its lease has lapsed", async || {
         let answer = gateway.call(&request.clone().header("Prefer", "wait=0")).await;
         (crate::harness::problem(&answer) == "outcome-unknown").then_some(answer)
     })
     .await;
-    assert_eq!(told.status, 409);
+    assert_eq!(response.status, 409);
     assert_eq!(upstream.deliveries_begun(), 1);
 }
 

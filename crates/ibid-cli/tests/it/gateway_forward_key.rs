@@ -53,8 +53,8 @@ async fn an_upstream_that_finds_records_by_their_key_still_gets_it() {
     let gateway = Setup::before(&url).start();
     for (key, body) in [("with-body", "{}"), ("without-body", "")] {
         assert_eq!(gateway.call(&TestRequest::post("/captures").key(key).body(body)).await.status, 201);
-        let found = gateway.call(&TestRequest::get(&format!("/captures/by-key/{key}"))).await;
-        assert_eq!(found.status, 200, "{key}");
+        let response = gateway.call(&TestRequest::get(&format!("/captures/by-key/{key}"))).await;
+        assert_eq!(response.status, 200, "{key}");
     }
 }
 
@@ -66,8 +66,8 @@ async fn a_client_can_neither_claim_nor_remove_the_forwarded_key() {
     for (path, field) in [("/captures", "ibid-key"), ("/orders", "order-key")] {
         let request = TestRequest::post(path).key("k").header(field, "other").header("Connection", field);
         assert_eq!(gateway.call(&request).await.status, 200);
-        let seen = upstream.requests().into_iter().next_back().expect("a request");
-        assert_eq!(seen.header_lines(field), ["\"k\""], "{seen:?}");
-        assert_eq!(seen.header("idempotency-key"), None, "{seen:?}");
+        let delivered = upstream.requests().into_iter().next_back().expect("a request");
+        assert_eq!(delivered.header_lines(field), ["\"k\""], "{delivered:?}");
+        assert_eq!(delivered.header("idempotency-key"), None, "{delivered:?}");
     }
 }

@@ -227,13 +227,13 @@ async fn connection_and_other_spellings_change_no_guarded_field() {
         .header("Connection", "close, x-tenant-id, X-Amount, idempotency-key, x-forwarded-proto, x-mine")
         .body("five");
     assert_eq!(gateway.call(&request).await.status, 200);
-    let seen = last(&upstream);
+    let delivered = last(&upstream);
     for (name, value) in [("x-tenant-id", "acme"), ("x-amount", "5"), ("x-forwarded-proto", "https")] {
-        assert_eq!(seen.header_lines(name), [value], "{seen:?}");
+        assert_eq!(delivered.header_lines(name), [value], "{delivered:?}");
     }
-    assert_eq!(seen.key().as_deref(), Some("k"));
+    assert_eq!(delivered.key().as_deref(), Some("k"));
     for gone in ["x-mine", "x_tenant_id", "idempotency_key", "x.amount"] {
-        assert_eq!(seen.header(gone), None, "{gone}");
+        assert_eq!(delivered.header(gone), None, "{gone}");
     }
     let trailing = TestRequest::new("PUT", "/things")
         .body("five")
@@ -243,10 +243,10 @@ async fn connection_and_other_spellings_change_no_guarded_field() {
         .trailer("X_Tenant_Id", "victim")
         .trailer("X-Sum", "1");
     assert_eq!(gateway.call(&trailing).await.status, 200);
-    let seen = last(&upstream);
+    let delivered = last(&upstream);
     let trailers: Vec<String> =
-        seen.trailers.iter().map(|(name, _)| String::from_utf8_lossy(name).to_lowercase()).collect();
-    assert_eq!(trailers, ["x-sum"], "{seen:?}");
+        delivered.trailers.iter().map(|(name, _)| String::from_utf8_lossy(name).to_lowercase()).collect();
+    assert_eq!(trailers, ["x-sum"], "{delivered:?}");
 }
 
 #[tokio::test]
@@ -263,9 +263,9 @@ async fn forwarded_fields_are_believed_from_trusted_hops_only() {
     ] {
         let gateway = Setup::before(&upstream.url()).config(config).start();
         assert_eq!(gateway.call(&request).await.status, 200);
-        let seen = last(&upstream);
+        let delivered = last(&upstream);
         let names = ["x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "forwarded"];
-        assert_eq!(names.map(|name| seen.header_lines(name).concat()), expected);
+        assert_eq!(names.map(|name| delivered.header_lines(name).concat()), expected);
         if !config.is_empty() {
             gateway.wait_for_log("which is not in `tenant.trusted`").await;
         }
@@ -311,8 +311,12 @@ async fn the_body_of_a_get_arrives_whatever_its_framing() {
     assert_eq!(h2.send("GET", "/search", &[], "all").await.await.status, 200);
     assert_eq!(last(&upstream).body, b"all");
     assert_eq!(gateway.call(&TestRequest::get("/search")).await.status, 200);
-    let seen = last(&upstream);
-    assert_eq!((seen.body.len(), seen.header("transfer-encoding")), (0, None), "no body, no framing");
+    let delivered = last(&upstream);
+    assert_eq!(
+        (delivered.body.len(), delivered.header("transfer-encoding")),
+        (0, None),
+        "no body, no framing"
+    );
 }
 
 #[tokio::test]

@@ -154,10 +154,10 @@ async fn what_is_unknown_is_settled_by_a_signed_webhook_alone() {
     // The age is rounded up, so the event counts as one during the attempt or before it.
     let is_early = |(status, word): (u16, String)| status == 200 && (word == "premature" || word == "stale");
     assert!(is_early(early.to(&gateway).await), "the delivery might still run");
-    let mut told = 0;
+    let mut tries = 0;
     let void = until_async("the attempt is over", async || {
-        told += 1;
-        let void = webhook(&format!("evt_3_{told}"), "payment.never_created", "void");
+        tries += 1;
+        let void = webhook(&format!("evt_3_{tries}"), "payment.never_created", "void");
         let answer = void.to(&gateway).await;
         let is_settled = answer == word(200, "settled");
         assert!(is_settled || is_early(answer), "nothing else comes of it");
@@ -337,8 +337,8 @@ async fn a_webhook_on_an_effect_needs_no_tenant(on: On) {
     let gateway = setup.start();
     let send = async |event: &str, data: Value| {
         let body = json!({ "type": "charge.succeeded", "data": data });
-        let said = TestWebhook { event: event.to_owned(), secret: SECRET, signed_at: now(), body };
-        result(&gateway.call(&said.request_to("calls")).await)
+        let webhook = TestWebhook { event: event.to_owned(), secret: SECRET, signed_at: now(), body };
+        result(&gateway.call(&webhook.request_to("calls")).await)
     };
     let ours = json!({ "key": "ibid-00112233445566778899aabbccddeeff", "id": "ch_1" });
     assert_eq!(send("evt_1", ours).await, word(202, "kept"), "its effect may be in an open transaction");

@@ -56,10 +56,10 @@ async fn a_chunked_body_is_the_same_request_as_one_with_a_length() {
     assert_eq!(chunked.status, 200);
     let with_length = gateway.call(&pay("chunked").body("five pounds")).await;
     assert!(is_replay(&with_length) && with_length.body == chunked.body, "{with_length:?}");
-    let seen = &upstream.requests()[0];
-    assert_eq!(seen.body, b"five pounds");
+    let delivered = &upstream.requests()[0];
+    assert_eq!(delivered.body, b"five pounds");
     assert_eq!(
-        (seen.header("content-length").as_deref(), seen.header("transfer-encoding")),
+        (delivered.header("content-length").as_deref(), delivered.header("transfer-encoding")),
         (Some("11"), None)
     );
     let large = gateway.call(&pay("large").body("x".repeat(1025)).chunked()).await;
@@ -165,9 +165,9 @@ async fn unguarded_requests_pass_untouched_with_any_key() {
             assert_eq!(answer.header("content-length").as_deref(), Some("5"), "{method}");
         }
     }
-    let seen = upstream.requests();
-    assert_eq!(seen.len(), 10);
-    for request in seen {
+    let delivered = upstream.requests();
+    assert_eq!(delivered.len(), 10);
+    for request in delivered {
         assert_eq!(request.target, "/things?a=%2F&b");
         let keys: Vec<_> =
             request.headers.iter().filter(|line| line.0.eq_ignore_ascii_case(b"idempotency-key")).collect();
@@ -215,20 +215,20 @@ async fn an_event_stream_passes_through_without_being_kept() {
         head.headers.iter().any(|(name, value)| name == b"idempotency-stored" && value == b"false"),
         "{head:?}"
     );
-    let mut seen = Vec::new();
-    while !String::from_utf8_lossy(&seen).contains("data: 1") {
+    let mut bytes = Vec::new();
+    while !String::from_utf8_lossy(&bytes).contains("data: 1") {
         let more = client.read_some(1024).await;
         assert!(!more.is_empty(), "the first event comes before the stream ends");
-        seen.extend(more);
+        bytes.extend(more);
     }
     assert_eq!(upstream.tally().held, 1, "the stream is still open");
     // The record was durable before the first byte of the response left.
     assert_problem(&gateway.call(&request).await, 410, "response-not-retained");
     upstream.gate().open();
-    while !String::from_utf8_lossy(&seen).contains("data: 2") {
+    while !String::from_utf8_lossy(&bytes).contains("data: 2") {
         let more = client.read_some(1024).await;
         assert!(!more.is_empty(), "the stream goes on");
-        seen.extend(more);
+        bytes.extend(more);
     }
     assert_eq!(upstream.executions("stream"), 1);
 }
@@ -294,9 +294,9 @@ async fn hop_by_hop_fields_of_a_request_end_at_the_gateway() {
         .header("Keep-Alive", "timeout=5")
         .header("Content-Type", "text/plain");
     assert_eq!(gateway.call(&request).await.status, 200);
-    let seen = upstream.requests().remove(0);
-    assert_eq!((seen.header("x-mine"), seen.header("keep-alive")), (None, None), "{seen:?}");
-    assert_eq!(seen.key().as_deref(), Some("hops"), "nobody can take the key away");
-    assert_eq!(seen.header("content-type").as_deref(), Some("text/plain"));
-    assert_eq!(seen.header("x-forwarded-for").as_deref(), Some("127.0.0.1"));
+    let delivered = upstream.requests().remove(0);
+    assert_eq!((delivered.header("x-mine"), delivered.header("keep-alive")), (None, None), "{delivered:?}");
+    assert_eq!(delivered.key().as_deref(), Some("hops"), "nobody can take the key away");
+    assert_eq!(delivered.header("content-type").as_deref(), Some("text/plain"));
+    assert_eq!(delivered.header("x-forwarded-for").as_deref(), Some("127.0.0.1"));
 }

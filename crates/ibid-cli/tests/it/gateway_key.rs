@@ -54,9 +54,9 @@ async fn requests_without_a_key_are_counted() {
     }
     assert_eq!(gateway.call(&json("/tasks", "{}").key("k")).await.status, 200);
     assert_eq!((count("*").await, count("/orders").await), (3.0, 2.0));
-    let said = gateway.log();
-    assert_eq!(said.matches("in another place").count(), 2, "once for each route: {said}");
-    assert!(!said.contains("canary"), "{said}");
+    let log = gateway.log();
+    assert_eq!(log.matches("in another place").count(), 2, "once for each route: {log}");
+    assert!(!log.contains("canary"), "{log}");
     assert_problem(&gateway.call(&json("/strict", "{}")).await, 400, "key-missing");
     assert_eq!(upstream.total(), 6);
 }

@@ -110,15 +110,15 @@ async fn no_line_holds_a_secret_and_every_misuse_is_a_security_event(on: On) {
     gateway.signal("TERM");
     assert!(gateway.wait_for_exit().await.success());
 
-    let said = gateway.log();
+    let log = gateway.log();
     for canary in CANARIES {
         let as_numbers = canary.bytes().map(|byte| byte.to_string()).collect::<Vec<_>>().join(", ");
         for text in [canary, &as_numbers, &canary.to_uppercase()] {
-            let found = said.lines().find(|line| line.contains(text));
-            assert_eq!(found, None, "{canary}");
+            let leak = log.lines().find(|line| line.contains(text));
+            assert_eq!(leak, None, "{canary}");
         }
     }
-    let lines: Vec<Value> = said
+    let lines: Vec<Value> = log
         .lines()
         .filter(|line| !line.starts_with("ibid: "))
         .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")))

@@ -71,14 +71,14 @@ async fn metrics_equal_what_happened(on: On) {
     }
     assert_problem(&gateway.call(&TestRequest::post("/payments/x").body("five")).await, 400, "key-missing");
     // The upstream holds one request: one duplicate does not wait, another one does.
-    let held = pay("held").fixture("gate;status=201");
+    let gated = pay("held").fixture("gate;status=201");
     let mut first = gateway.client().await;
-    first.send(&held).await;
+    first.send(&gated).await;
     upstream.until(|tally| tally.held == 1).await;
-    let hurried = gateway.call(&held.clone().header("Prefer", "wait=0")).await;
+    let hurried = gateway.call(&gated.clone().header("Prefer", "wait=0")).await;
     assert_problem(&hurried, 409, "request-in-progress");
     let mut patient = gateway.client().await;
-    patient.send(&held).await;
+    patient.send(&gated).await;
     until_async("the duplicate has begun to wait", async || {
         (samples(&gateway).await["ibid_begin_seconds_count"] >= 8.0).then_some(())
     })
@@ -188,8 +188,8 @@ async fn a_lapse_first_seen_by_a_request_is_counted_once() {
     upstream.until(|tally| tally.held == 1).await;
     let hurried = short.clone().header("Prefer", "wait=0");
     until_async("a request notices", async || {
-        let met = gateway.call(&hurried).await;
-        (problem(&met) == "outcome-unknown").then_some(())
+        let response = gateway.call(&hurried).await;
+        (problem(&response) == "outcome-unknown").then_some(())
     })
     .await;
     for _ in 0..2 {
@@ -231,8 +231,8 @@ async fn store_failures_and_their_refusals_are_counted() {
     .await;
     until_async("every failure that the log knows is counted", async || {
         let now = samples(&gateway).await;
-        let said = gateway.log().matches("the store failed").count() as f64;
-        (now["ibid_store_errors_total"] == said && of(&now, "ibid_breaker_open").is_empty()).then_some(())
+        let logged = gateway.log().matches("the store failed").count() as f64;
+        (now["ibid_store_errors_total"] == logged && of(&now, "ibid_breaker_open").is_empty()).then_some(())
     })
     .await;
     assert_eq!(upstream.total(), 1);

@@ -17,18 +17,18 @@ struct Span {
 }
 
 fn spans(collector: &Upstream) -> Vec<Span> {
-    let mut found = Vec::new();
+    let mut collected = Vec::new();
     for request in collector.requests() {
         assert_eq!((request.method.as_str(), request.target.as_str()), ("POST", "/v1/traces"));
         assert_eq!(request.header("content-type").as_deref(), Some("application/x-protobuf"));
         // ExportTraceServiceRequest → ResourceSpans → ScopeSpans → Span.
         for resource in parts(&request.body, 1) {
             for scope in parts(resource, 2) {
-                found.extend(parts(scope, 2).into_iter().map(span));
+                collected.extend(parts(scope, 2).into_iter().map(span));
             }
         }
     }
-    found
+    collected
 }
 
 fn span(bytes: &[u8]) -> Span {
@@ -45,7 +45,7 @@ fn span(bytes: &[u8]) -> Span {
 
 /// Returns the length-delimited fields with this number in a protobuf message.
 fn parts(mut bytes: &[u8], wanted: u64) -> Vec<&[u8]> {
-    let mut found = Vec::new();
+    let mut fields = Vec::new();
     while !bytes.is_empty() {
         let tag = varint(&mut bytes);
         let length = match tag & 7 {
@@ -60,11 +60,11 @@ fn parts(mut bytes: &[u8], wanted: u64) -> Vec<&[u8]> {
         };
         let (part, rest) = bytes.split_at(length);
         if tag >> 3 == wanted {
-            found.push(part);
+            fields.push(part);
         }
         bytes = rest;
     }
-    found
+    fields
 }
 
 fn varint(bytes: &mut &[u8]) -> u64 {
@@ -103,10 +103,10 @@ async fn a_replay_span_links_to_the_first_execution() {
 
     let spans = spans(&collector);
     let of = |trace: &str, name: &str| {
-        let found: Vec<&Span> =
+        let matching: Vec<&Span> =
             spans.iter().filter(|span| span.trace == trace && span.name == name).collect();
-        assert_eq!(found.len(), 1, "{name} in {trace}: {spans:#?}");
-        found[0]
+        assert_eq!(matching.len(), 1, "{name} in {trace}: {spans:#?}");
+        matching[0]
     };
     let request = of(first, "ibid.request");
     assert_eq!(request.parent, "00f067aa0ba902b7");

@@ -49,15 +49,15 @@ async fn tunnel(gateway: &Gateway) -> Client {
 
 /// Reads until these words have arrived.
 async fn read_until(client: &mut Client, words: &str) {
-    let mut seen = Vec::new();
-    while !String::from_utf8_lossy(&seen).contains(words) {
+    let mut received = Vec::new();
+    while !String::from_utf8_lossy(&received).contains(words) {
         let more = client.read_some(1024).await;
         assert!(
             !more.is_empty(),
             "`{words}` comes before the end, after {:?}",
-            String::from_utf8_lossy(&seen)
+            String::from_utf8_lossy(&received)
         );
-        seen.extend(more);
+        received.extend(more);
     }
 }
 
@@ -65,9 +65,9 @@ async fn read_until(client: &mut Client, words: &str) {
 async fn a_websocket_passes_and_holds_its_connection() {
     let (upstream, gateway) = world("[server]\nmax_connections = 1\n").await;
     let client = tunnel(&gateway).await;
-    let seen = upstream.requests().pop().expect("a request");
-    assert_eq!(seen.header_lines("upgrade"), ["websocket"]);
-    assert_eq!(seen.header_lines("connection"), ["upgrade"]);
+    let delivered = upstream.requests().pop().expect("a request");
+    assert_eq!(delivered.header_lines("upgrade"), ["websocket"]);
+    assert_eq!(delivered.header_lines("connection"), ["upgrade"]);
     let mut second = gateway.client().await;
     second.send(&TestRequest::get("/second")).await;
     assert_eq!(upstream.total(), 1, "the tunnel has the only slot");
@@ -152,8 +152,8 @@ async fn guarded_requests_and_http_inside_are_not_upgraded() {
     {
         let answer = gateway.call(&request.header("Connection", connection).header("Upgrade", to)).await;
         assert!([200, 201].contains(&answer.status), "{answer:?}");
-        let seen = upstream.requests().pop().expect("a request");
-        assert_eq!((seen.header("upgrade"), seen.header("http2-settings")), (None, None), "{to}");
+        let delivered = upstream.requests().pop().expect("a request");
+        assert_eq!((delivered.header("upgrade"), delivered.header("http2-settings")), (None, None), "{to}");
     }
 }
 
@@ -204,11 +204,11 @@ async fn request_and_answer_stream_at_the_same_time() {
     let url = format!("http://{}", listener.local_addr().expect("an address"));
     let upstream = tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.expect("a connection");
-        let mut seen = Vec::new();
-        read_raw(&mut stream, &mut seen, "\r\n\r\n").await;
+        let mut received = Vec::new();
+        read_raw(&mut stream, &mut received, "\r\n\r\n").await;
         stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").await.expect("a head");
         for (asked, said) in [("one", "5\r\nfirst\r\n"), ("two", "6\r\nsecond\r\n0\r\n\r\n")] {
-            read_raw(&mut stream, &mut seen, asked).await;
+            read_raw(&mut stream, &mut received, asked).await;
             stream.write_all(said.as_bytes()).await.expect("a chunk");
         }
     });

@@ -146,9 +146,9 @@ async fn an_exhausted_pool_delivers_nothing_and_loses_no_response() {
     let patient = setup.clone().config("[store]\nfinish_wait = \"500ms\"\n").start();
     let hasty = setup.config("[store]\nbegin_timeout = \"500ms\"\n").start();
     assert_eq!(hasty.retry_until_settled(&pay("before")).await.status, 201);
-    let held = pay_slowly("held");
+    let gated = pay_slowly("held");
     let mut client = patient.client().await;
-    client.send(&held).await;
+    client.send(&gated).await;
     upstream.until(|tally| tally.held == 1).await;
 
     let taken = take_connections(&server).await;
@@ -174,7 +174,7 @@ async fn an_exhausted_pool_delivers_nothing_and_loses_no_response() {
         assert_eq!(upstream.executions(&key), 1);
     }
     for gateway in [&hasty, &patient] {
-        let retry = gateway.retry_until_settled(&held).await;
+        let retry = gateway.retry_until_settled(&gated).await;
         assert_eq!((retry.status, retry.text().as_str(), is_replay(&retry)), (201, "paid", true));
     }
     assert_eq!(upstream.executions("held"), 1);

@@ -95,14 +95,14 @@ async fn inconclusive_lookups_end_as_dead_letters() {
         assert_problem(&gateway.call(&post(route)).await, 502, "outcome-unknown");
     }
     for (route, way) in ways {
-        let told = until_async("a person must look", async || {
-            let told = gateway.call(&post(route)).await;
-            assert_problem(&told, 409, "outcome-unknown");
-            told.header("retry-after").is_none().then_some(told)
+        let response = until_async("a person must look", async || {
+            let response = gateway.call(&post(route)).await;
+            assert_problem(&response, 409, "outcome-unknown");
+            response.header("retry-after").is_none().then_some(response)
         })
         .await;
-        let said: Value = serde_json::from_slice(&told.body).expect("a problem is JSON");
-        assert_eq!(said["retry"], "never", "{way}");
+        let body: Value = serde_json::from_slice(&response.body).expect("a problem is JSON");
+        assert_eq!(body["retry"], "never", "{way}");
         assert_eq!(upstream.executions(route), 1, "{way}");
         let failed = gateway.metric("ibid_reconcile_failed_total", &format!("route=\"/{route}\"")).await;
         assert_eq!(failed, 2.0, "{way}");
@@ -224,17 +224,17 @@ async fn an_operator_sweeps_and_reconciles_without_a_gateway(on: On) {
     let config = QUICK.replace("[defaults]", "[defaults]\nlease = \"1s\"") + &rule("");
     let setup = Setup::before(&upstream.url()).config(&config).on(on);
     let mut gateway = setup.start();
-    let held = TestRequest::post("/payments").key("k").fixture("gate").body("{}");
+    let gated = TestRequest::post("/payments").key("k").fixture("gate").body("{}");
     let mut client = gateway.client().await;
-    client.send(&held).await;
+    client.send(&gated).await;
     upstream.until(|tally| tally.held == 1).await;
     gateway.kill();
     let (store, url) = (setup.store(), upstream.url());
     let count = |words: &[&str], field: &str| {
-        let ran = setup.ibid(words);
-        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
-        let said: Value = serde_json::from_slice(&ran.stdout).expect("one JSON object");
-        said[field].as_u64().expect("a number")
+        let output = setup.ibid(words);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let summary: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+        summary[field].as_u64().expect("a number")
     };
     let sweep = ["sweep", "--json", "--store", &store];
     until_async("its lease has lapsed", async || (count(&sweep, "swept") == 1).then_some(())).await;
@@ -246,10 +246,10 @@ async fn an_operator_sweeps_and_reconciles_without_a_gateway(on: On) {
     assert_eq!((again.text().as_str(), is_replay(&again)), ("paid", true));
     assert_eq!(upstream.executions("k"), 1);
 
-    let ran = setup.ibid(&["reconcile", "--store", &store, "--config", "/dev/null"]);
-    assert_eq!(ran.status.code(), Some(2), "it must be told whom to ask");
-    let ran = setup.ibid(&["sweep", "--store", &store, "--every", "0s"]);
-    assert_eq!(ran.status.code(), Some(2));
+    let output = setup.ibid(&["reconcile", "--store", &store, "--config", "/dev/null"]);
+    assert_eq!(output.status.code(), Some(2), "it must be told whom to ask");
+    let output = setup.ibid(&["sweep", "--store", &store, "--every", "0s"]);
+    assert_eq!(output.status.code(), Some(2));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -265,10 +265,10 @@ async fn a_chore_told_how_often_goes_on_until_it_is_told_to_stop() {
         let more = ["--every", "20ms", "--json", "--store", &store];
         let mut child = setup.spawn(&[&words[..], &more].concat());
         let lines = BufReader::new(child.stdout.take().expect("stdout is piped")).lines();
-        let said: Vec<String> = lines.take(3).map(|line| line.expect("text")).collect();
-        assert_eq!(said, [line; 3]);
-        let told = Command::new("kill").args(["-s", "TERM", &child.id().to_string()]).status();
-        assert!(told.expect("`kill` can be run").success());
+        let printed: Vec<String> = lines.take(3).map(|line| line.expect("text")).collect();
+        assert_eq!(printed, [line; 3]);
+        let signal = Command::new("kill").args(["-s", "TERM", &child.id().to_string()]).status();
+        assert!(signal.expect("`kill` can be run").success());
         assert_eq!(child.wait().expect("it ends").code(), Some(0));
     }
 }

@@ -44,9 +44,13 @@ async fn a_tenant_header_from_an_untrusted_hop_is_dropped() {
     let unguarded =
         TestRequest::get("/").header("X-Tenant-Id", "ann").header("x_tenant_id", "ann").header("X-Else", "1");
     assert_eq!(gateway.call(&unguarded).await.status, 200);
-    let seen = upstream.requests().remove(0);
-    assert_eq!((seen.header("x-tenant-id"), seen.header("x_tenant_id")), (None, None), "{seen:?}");
-    assert_eq!(seen.header("x-else").as_deref(), Some("1"));
+    let delivered = upstream.requests().remove(0);
+    assert_eq!(
+        (delivered.header("x-tenant-id"), delivered.header("x_tenant_id")),
+        (None, None),
+        "{delivered:?}"
+    );
+    assert_eq!(delivered.header("x-else").as_deref(), Some("1"));
     assert_eq!(gateway.log().matches(line).count(), 1, "once a minute for each address");
 }
 
@@ -132,11 +136,11 @@ async fn logs_hold_no_key_no_credential_and_no_body_at_any_level() {
             gateway.signal("TERM");
             let mut gateway = gateway;
             assert!(gateway.wait_for_exit().await.success());
-            let said = gateway.log();
-            assert!(said.contains("key misuse"), "the log is not empty: {said}");
+            let log = gateway.log();
+            assert!(log.contains("key misuse"), "the log is not empty: {log}");
             for canary in CANARIES {
-                let found = said.lines().find(|line| line.contains(canary));
-                assert_eq!(found, None, "{canary} at {level}, HTTP/2 upstream: {http2}");
+                let leak = log.lines().find(|line| line.contains(canary));
+                assert_eq!(leak, None, "{canary} at {level}, HTTP/2 upstream: {http2}");
             }
         }
     }

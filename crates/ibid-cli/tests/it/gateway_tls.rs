@@ -125,8 +125,11 @@ async fn doctor_looks_at_the_upstream() {
     let bad = doctor(&front.url(), ca);
     assert_eq!(bad.status.code(), Some(1), "{bad:?}");
     assert!(line(&bad, "upstream TLS").contains("expired on 2021-01-01"), "{bad:?}");
-    let said = String::from_utf8_lossy(&bad.stderr);
-    assert!(said.contains("  cause: its certificate expired") && said.contains("hint: renew"), "{said}");
+    let stderr = String::from_utf8_lossy(&bad.stderr);
+    assert!(
+        stderr.contains("  cause: its certificate expired") && stderr.contains("hint: renew"),
+        "{stderr}"
+    );
     // `PRI` is the beginning of HTTP/2, sent to a fixture that speaks HTTP/1.1 only.
     let methods: Vec<_> = upstream.requests().into_iter().map(|seen| seen.method).collect();
     assert!(methods.iter().all(|method| ["HEAD", "PRI"].contains(&method.as_str())), "{methods:?}");

@@ -38,8 +38,8 @@ async fn every_published_traceparent_vector_is_handled() {
             .collect();
         let request = lines.iter().fold(pay(&key), |request, (name, value)| request.header(name, value));
         assert_eq!(gateway.call(&request).await.status, 200, "{case}");
-        let seen = upstream.requests().pop().expect("it was delivered");
-        let sent = seen.header_lines("traceparent");
+        let delivered = upstream.requests().pop().expect("it was delivered");
+        let sent = delivered.header_lines("traceparent");
         let named = lines.iter().any(|(name, _)| name.eq_ignore_ascii_case("traceparent"));
         // If the client sent no such field, the gateway adds none: the upstream starts its own trace.
         assert_eq!(sent.len(), usize::from(named), "{case}: {sent:?}");
@@ -66,8 +66,8 @@ async fn a_retry_keeps_the_trace_of_the_first_execution() {
     let request =
         pay("k").header("Traceparent", PARENT).header("Tracestate", "a=1").header("Tracestate", "b=2");
     assert_eq!(gateway.call(&request).await.status, 200);
-    let seen = upstream.requests().pop().expect("it was delivered");
-    assert_eq!(seen.header_lines("tracestate"), ["a=1,b=2"]);
+    let delivered = upstream.requests().pop().expect("it was delivered");
+    assert_eq!(delivered.header_lines("tracestate"), ["a=1,b=2"]);
     let retry = pay("k").header("Traceparent", PARENT.replace("4bf9", "aaaa"));
     assert!(is_replay(&gateway.call(&retry).await));
     let shown = setup.ibid(&["keys", "list", "--json", "--store", &setup.store()]);
@@ -84,8 +84,8 @@ async fn what_is_not_guarded_keeps_its_trace_fields_to_the_letter() {
         gateway
             .call(&TestRequest::get("/rides").header("traceparent", value).header("tracestate", "A=B,,"))
             .await;
-        let seen = upstream.requests().pop().expect("it was delivered");
-        assert_eq!(seen.header_lines("traceparent"), [value]);
-        assert_eq!(seen.header_lines("tracestate"), ["A=B,,"]);
+        let delivered = upstream.requests().pop().expect("it was delivered");
+        assert_eq!(delivered.header_lines("traceparent"), [value]);
+        assert_eq!(delivered.header_lines("tracestate"), ["A=B,,"]);
     }
 }

@@ -82,9 +82,9 @@ async fn forty_waiters_on_an_unknown_outcome_cause_no_delivery() {
         let answers =
             join_all(clients.iter_mut().map(async |client| client.read().await.expect("an answer"))).await;
         let first = answers.iter().filter(|answer| answer.status >= 500).count();
-        let told = answers.iter().filter(|answer| crate::harness::problem(answer) == "outcome-unknown");
+        let unknown = answers.iter().filter(|answer| crate::harness::problem(answer) == "outcome-unknown");
         assert_eq!(first, 1, "one is told what happened: {answers:?}");
-        assert!(told.count() >= 40, "the others that nobody knows: {answers:?}");
+        assert!(unknown.count() >= 40, "the others that nobody knows: {answers:?}");
         stays_unknown(&gateway, &request).await;
         assert_eq!(upstream.executions(fault), 1);
     }
@@ -223,9 +223,9 @@ async fn an_outcome_that_becomes_unknown_is_logged_and_counted() {
     assert_eq!(gateway.call(&pay("k1", "status=503")).await.status, 503);
     assert_problem(&gateway.call(&pay("k2", "cut=read")).await, 502, "outcome-unknown");
     gateway.wait_for_log("cause=reset").await;
-    let said = gateway.log();
-    let lines: Vec<_> = said.lines().filter(|line| line.contains("an outcome is unknown")).collect();
-    assert_eq!(lines.len(), 2, "{said}");
+    let log = gateway.log();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("an outcome is unknown")).collect();
+    assert_eq!(lines.len(), 2, "{log}");
     for (line, cause) in lines.iter().zip(["cause=status_503", "cause=reset"]) {
         assert!(line.contains("WARN") && line.contains(cause) && line.contains("method=POST"), "{line}");
         assert!(line.contains("record=") && line.contains("route=/payments"), "{line}");

@@ -98,12 +98,12 @@ fn what_differs_is_shown_the_double_charge_first() {
             vec!["ours_twice", "d", "line 6, number 2 after line 5", "-"],
         ]
     );
-    let said = err(&differs);
+    let stderr = err(&differs);
     assert!(
-        said.contains(
+        stderr.contains(
             "error: the books differ: 1 theirs_twice, 1 theirs_only, 1 differs, 1 ours_only, 1 ours_twice"
         ),
-        "{said}"
+        "{stderr}"
     );
     let json = ledger(&setup, &[&words[..], &["--json"]].concat());
     assert_eq!(
@@ -121,15 +121,15 @@ fn every_line_that_can_not_be_read_is_named() {
         ("theirs.jsonl", "{\"key\":\"a\",\"amount\":1}\nnonsense\n{\"key\":\"b\"}\n"),
     ]);
     let bad = ledger(&setup, &[&FILES[..], &["--open", "open"]].concat());
-    let said = err(&bad);
-    assert_eq!(bad.status.code(), Some(2), "{said}");
-    assert!(said.contains("error: ours.csv, line 3: 1 cells, and the header has 3"), "{said}");
-    assert!(said.contains("error: ours.csv, line 4: `perhaps` is neither true nor false"), "{said}");
+    let stderr = err(&bad);
+    assert_eq!(bad.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("error: ours.csv, line 3: 1 cells, and the header has 3"), "{stderr}");
+    assert!(stderr.contains("error: ours.csv, line 4: `perhaps` is neither true nor false"), "{stderr}");
     write(&setup, "ours.csv", "key,amount\na,1\n");
     let bad = ledger(&setup, &FILES);
-    let said = err(&bad);
-    assert!(said.contains("error: theirs.jsonl, line 2: "), "{said}");
-    assert!(said.contains("error: theirs.jsonl, line 3: there is no field `amount`"), "{said}");
+    let stderr = err(&bad);
+    assert!(stderr.contains("error: theirs.jsonl, line 2: "), "{stderr}");
+    assert!(stderr.contains("error: theirs.jsonl, line 3: there is no field `amount`"), "{stderr}");
     assert_eq!((bad.status.code(), out(&bad).as_str()), (Some(2), ""));
 }
 
@@ -280,8 +280,8 @@ async fn a_repeated_comparison_turns_discrepancies_into_dead_letters() {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(std::fs::File::create(&log).expect("a file"));
     let mut child = KilledOnDrop(command.spawn().expect("the binary starts"));
     let admin: std::net::SocketAddr = until_async("it says where its metrics are", async || {
-        let said = std::fs::read_to_string(&log).expect("a log");
-        said.lines().find_map(|line| line.rsplit_once("admin on ")?.1.parse().ok())
+        let lines = std::fs::read_to_string(&log).expect("a log");
+        lines.lines().find_map(|line| line.rsplit_once("admin on ")?.1.parse().ok())
     })
     .await;
     let shows = async |line: &str| {
@@ -309,8 +309,8 @@ async fn a_repeated_comparison_turns_discrepancies_into_dead_letters() {
         })
         .expect("a count");
     assert_eq!(letters, 2);
-    let told = std::process::Command::new("kill").args(["-s", "TERM", &child.0.id().to_string()]).status();
-    assert!(told.expect("`kill` can be run").success());
+    let signal = std::process::Command::new("kill").args(["-s", "TERM", &child.0.id().to_string()]).status();
+    assert!(signal.expect("`kill` can be run").success());
     let status = until_async("it ends", async || child.0.try_wait().expect("a child can be asked")).await;
     assert_eq!(status.code(), Some(0));
 }

@@ -12,9 +12,9 @@ fn write_from_page(folder: &Path, file: &str) {
     let blocks = PAGE.split("```").skip(1).step_by(2);
     let code = blocks.filter_map(|block| block.split_once('\n').map(|(_, code)| code));
     let named = |line: &str| line.trim_start_matches(['#', '/', ' ']) == file;
-    let found = code.filter(|code| code.lines().next().is_some_and(named)).collect::<Vec<_>>();
-    assert_eq!(found.len(), 1, "the page shows `{file}` once");
-    std::fs::write(folder.join(file), found[0]).expect("a file in the program's own folder");
+    let matching = code.filter(|code| code.lines().next().is_some_and(named)).collect::<Vec<_>>();
+    assert_eq!(matching.len(), 1, "the page shows `{file}` once");
+    std::fs::write(folder.join(file), matching[0]).expect("a file in the program's own folder");
 }
 
 /// Copies an application from `tests/data/apps` into the folder.

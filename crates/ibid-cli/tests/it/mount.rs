@@ -56,6 +56,6 @@ impl Drop for Ballast {
 fn run(program: &str, words: &[&str], folder: &Path) {
     let done = Command::new(program).args(words).arg(folder).output();
     let done = done.unwrap_or_else(|error| panic!("this test needs `{program}`: {error}"));
-    let said = String::from_utf8_lossy(&done.stderr).into_owned();
-    assert!(done.status.success(), "this test needs root to mount a tmpfs; `{program}` said: {said}");
+    let stderr = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(done.status.success(), "this test needs root to mount a tmpfs; `{program}` said: {stderr}");
 }

@@ -23,8 +23,8 @@ async fn a_dry_run_counts_what_the_next_run_removes(on: On) {
     for _ in 0..2 {
         assert_eq!(json_of(&world.ibid(&["reap", "--dry-run", "--json"])), expected);
     }
-    let said = text_of(&world.ibid(&["reap", "--dry-run"]));
-    assert!(said.contains("records that would go") && said.contains(" 300\n"), "{said}");
+    let output = text_of(&world.ibid(&["reap", "--dry-run"]));
+    assert!(output.contains("records that would go") && output.contains(" 300\n"), "{output}");
     let done = json_of(&world.ibid(&["reap", "--json"]));
     assert_eq!((&done["stripped"], &done["removed"]), (&json!(40), &json!(300)), "{done}");
     let nothing = json!({ "stripped": 0, "removed": 0, "effects": 0, "history": 0 });
@@ -39,19 +39,19 @@ on_every_store!(a_dry_run_counts_what_the_next_run_removes);
 async fn records_held_by_the_application_are_skipped(on: On) {
     let world = World::new(on).await;
     world.fill(150, 0, 5).await;
-    let held = "create table payment (record KIND references ibid_record (id));
+    let referenced = "create table payment (record KIND references ibid_record (id));
                 insert into payment select id from ibid_record where purge_at is not null order by purge_at limit 100";
     match world.setup.server() {
-        Some(server) => drop(server.sql(server.database(), &held.replace("KIND", "bytea"))),
+        Some(server) => drop(server.sql(server.database(), &referenced.replace("KIND", "bytea"))),
         None => {
             let file = rusqlite::Connection::open(world.setup.database()).expect("the file opens");
-            file.execute_batch(&held.replace("KIND", "blob")).expect("payments");
+            file.execute_batch(&referenced.replace("KIND", "blob")).expect("payments");
         }
     }
     let done = json_of(&world.ibid(&["reap", "--json"]));
     assert_eq!((&done["removed"], &done["held"]), (&json!(50), &json!(100)), "{done}");
-    let said = text_of(&world.ibid(&["reap"]));
-    assert!(said.contains("records held by rows that refer to them  100\n"), "{said}");
+    let output = text_of(&world.ibid(&["reap"]));
+    assert!(output.contains("records held by rows that refer to them  100\n"), "{output}");
 }
 on_every_store!(records_held_by_the_application_are_skipped);
 
@@ -118,9 +118,9 @@ async fn a_killed_sweepers_lapses_are_each_counted_once(on: On) {
     until_async("all are swept", async || (unknown().await == all).then_some(())).await;
     drop(others);
     for name in &names {
-        let told = world.store.history(name.id).await.expect("a history is read");
-        let lapses = told.iter().filter(|(_, line)| line.what == HistoryKind::Lapse).count();
-        assert_eq!(lapses, 1, "{told:?}");
+        let history = world.store.history(name.id).await.expect("a history is read");
+        let lapses = history.iter().filter(|(_, line)| line.what == HistoryKind::Lapse).count();
+        assert_eq!(lapses, 1, "{history:?}");
     }
 }
 on_every_store!(a_killed_sweepers_lapses_are_each_counted_once);
@@ -202,8 +202,8 @@ impl World {
         assert_eq!(ids.len(), all.len(), "a list repeats none");
         assert_eq!(all.iter().filter(|(_, tomb)| *tomb).count() as u64, tombs);
         for few in all.chunks(500) {
-            let found = self.store.load(few.iter().map(|(id, _)| *id).collect()).await.expect("a load");
-            for (stored, (_, tomb)) in found.into_iter().zip(few) {
+            let records = self.store.load(few.iter().map(|(id, _)| *id).collect()).await.expect("a load");
+            for (stored, (_, tomb)) in records.into_iter().zip(few) {
                 let answer = stored.expect("it is there").answer;
                 assert_eq!(answer.is_none(), *tomb, "all of a record or its tombstone");
             }
@@ -212,8 +212,8 @@ impl World {
 }
 
 fn in_state(counts: &RecordCounts, state: State) -> u64 {
-    let place = State::ALL.iter().position(|known| *known == state).expect("a known state");
-    counts.by_state[place]
+    let index = State::ALL.iter().position(|known| *known == state).expect("a known state");
+    counts.by_state[index]
 }
 
 fn text_of(output: &Output) -> String {

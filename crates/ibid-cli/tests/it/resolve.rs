@@ -188,12 +188,12 @@ async fn an_unknown_record_can_not_be_seen_to() {
     lost(&gateway, "k").await;
     until_dead_letter(&setup).await;
     let id = only_id(&setup, &["--dead-letters"]);
-    let seen = ["keys", "resolve", &id, "--seen", "--reason", "r", "--who", "ann"];
-    let (code, _, said) = run(&setup, &[&seen[..], &["--yes"]].concat());
+    let words = ["keys", "resolve", &id, "--seen", "--reason", "r", "--who", "ann"];
+    let (code, _, said) = run(&setup, &[&words[..], &["--yes"]].concat());
     assert!(code == 1 && said.contains("the record is unknown"), "{said}");
     only_id(&setup, &["--dead-letters", "--state", "unknown"]);
     for with in [&["--not-executed"][..], &["--status", "201"]] {
-        let (code, _, said) = run(&setup, &[&seen[..], with].concat());
+        let (code, _, said) = run(&setup, &[&words[..], with].concat());
         assert!(code == 2 && said.contains("cannot be used with"), "{said}");
     }
 }

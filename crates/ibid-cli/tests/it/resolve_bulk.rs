@@ -88,9 +88,9 @@ async fn one_command_resolves_more_than_a_page_of_records(on: On) {
     let done: Value = serde_json::from_str(&out).expect("JSON");
     assert_eq!((code, done), (0, json!({ "done": 1100, "refused": [] })), "{said}");
     for name in &names {
-        let told = store.history(name.id).await.expect("a history");
+        let history = store.history(name.id).await.expect("a history");
         let line = "resolved as executed (201), unknown to completed, by ann: their outage of Monday";
-        assert_eq!(told.iter().map(|(_, line)| line.detail.as_str()).collect::<Vec<_>>(), [line]);
+        assert_eq!(history.iter().map(|(_, line)| line.detail.as_str()).collect::<Vec<_>>(), [line]);
     }
 }
 on_every_store!(one_command_resolves_more_than_a_page_of_records);

@@ -22,16 +22,16 @@ use crate::harness::{Gateway, Setup};
 async fn a_lost_answer_to_stripes_sdk_is_executed_once() {
     let answer = r#"header=Content-Type: application/json;body={"id":"done-1","object":"payment_intent"}"#;
     let config = "[defaults]\nprofile = \"stripe\"\n";
-    let seen =
+    let executed =
         calls("stripe-16.1.0", &["stripe_sdk.py"], "authorization", config, answer, Loss::Closed).await;
-    assert_eq!(seen.len(), 2, "{seen:#?}");
+    assert_eq!(executed.len(), 2, "{executed:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_to_squares_sdk_is_executed_once() {
     let answer = r#"header=Content-Type: application/json;body={"payment":{"id":"done-1"}}"#;
     let config = "[defaults]\nkey_from = \"square\"\n";
-    let seen = calls(
+    let executed = calls(
         "squareup-46.0.0.20260916",
         &["square_sdk.py"],
         "authorization",
@@ -40,32 +40,34 @@ async fn a_lost_answer_to_squares_sdk_is_executed_once() {
         Loss::TimedOut,
     )
     .await;
-    assert_eq!(seen.len(), 2, "{seen:#?}");
+    assert_eq!(executed.len(), 2, "{executed:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_to_azures_sdk_is_executed_once() {
     let answer = r#"status=201;header=Content-Type: application/json;body={"id":"done-1","createdAt":"2026-01-01T00:00:00Z","validFrom":"2026-01-01T00:00:00Z","validUntil":"2026-02-01T00:00:00Z","pstnDialOutEnabled":false}"#;
     let config = "[defaults]\nprofile = \"repeatability\"\n";
-    let seen =
+    let executed =
         calls("azure-communication-rooms-1.2.0", &["azure_sdk.py"], "none", config, answer, Loss::TimedOut)
             .await;
-    assert_eq!(seen.len(), 2, "{seen:#?}");
+    assert_eq!(executed.len(), 2, "{executed:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_to_boto3_is_executed_once_in_json() {
     let answer = r#"header=Content-Type: application/x-amz-json-1.1;body={"tasks":[{"taskArn":"done-1"}],"failures":[]}"#;
-    let seen = calls(BOTO3, &["aws_sdk.py", "ecs"], "header:x-tenant-id", AWS, answer, Loss::Closed).await;
-    assert_eq!(seen.len(), 2, "{seen:#?}");
+    let executed =
+        calls(BOTO3, &["aws_sdk.py", "ecs"], "header:x-tenant-id", AWS, answer, Loss::Closed).await;
+    assert_eq!(executed.len(), 2, "{executed:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_to_boto3_is_executed_once_in_a_form() {
     let answer = "header=Content-Type: text/xml;body=<RunInstancesResponse><reservationId>r-1</reservationId>\
                   <instancesSet><item><instanceId>done-1</instanceId></item></instancesSet></RunInstancesResponse>";
-    let seen = calls(BOTO3, &["aws_sdk.py", "ec2"], "header:x-tenant-id", AWS, answer, Loss::Closed).await;
-    assert_eq!(seen.len(), 2, "{seen:#?}");
+    let executed =
+        calls(BOTO3, &["aws_sdk.py", "ec2"], "header:x-tenant-id", AWS, answer, Loss::Closed).await;
+    assert_eq!(executed.len(), 2, "{executed:#?}");
 }
 
 const BOTO3: &str = "boto3-1.44.3";

@@ -22,9 +22,9 @@ impl Browse for Shelf {
                 && bounds.is_none_or(|(low, high)| low <= record.id && record.id <= high)
                 && filter.after.is_none_or(|after| record.id > after)
         };
-        let found: Vec<StoredRecord> =
+        let records: Vec<StoredRecord> =
             self.0.iter().filter(fits).take(filter.limit as usize).cloned().collect();
-        Box::pin(async { Ok(found) })
+        Box::pin(async { Ok(records) })
     }
 
     fn history(&self, _: RecordId) -> BoxFuture<'_, Result<Vec<(Timestamp, History)>, StoreError>> {

@@ -144,11 +144,11 @@ fn only_records_that_need_an_operator_are_a_warning() {
 
 #[test]
 fn who_made_the_secret_is_said() {
-    let said = |configured, kept| secret(configured, kept).found;
-    assert_eq!(said(0, true), "made by the store itself");
-    assert_eq!(said(2, false), "configured: 2");
-    assert!(said(0, false).contains("none made yet"));
-    assert!(said(1, true).contains("still there"));
+    let text = |configured, kept| secret(configured, kept).found;
+    assert_eq!(text(0, true), "made by the store itself");
+    assert_eq!(text(2, false), "configured: 2");
+    assert!(text(0, false).contains("none made yet"));
+    assert!(text(1, true).contains("still there"));
 }
 
 #[test]

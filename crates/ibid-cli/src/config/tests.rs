@@ -699,10 +699,10 @@ fn what_is_allowed_and_should_be_known_is_a_warning() {
     );
     warns(&format!("[defaults]\nlinger = \"2m\"\n{rule}"), "first asked by after 150s");
     let whole = rule.replace("{tenant}", "{tenant}/{id}");
-    let message = |text: &str| {
+    let other_warnings = |text: &str| {
         more(text).warnings.into_iter().filter(|w| !w.starts_with("no reconcile rule for every"))
     };
-    assert_eq!(message(&whole).collect::<Vec<_>>(), Vec::<String>::new());
+    assert_eq!(other_warnings(&whole).collect::<Vec<_>>(), Vec::<String>::new());
     let hashed = format!("upstream = \"http://a\"\n[tenant]\nfrom = \"authorization\"\n{whole}");
     let warnings = read(&hashed).unwrap().warnings;
     assert!(warnings.iter().any(|warning| warning.contains("a digest of the credential")), "{warnings:#?}");

@@ -265,12 +265,12 @@ impl HoldingRelay {
             let mut buffer = vec![0; 64 * 1024];
             let hello = from_client.read(&mut buffer).await.unwrap();
             to_server.write_all(&buffer[..hello]).await.unwrap();
-            let mut held = Vec::new();
-            while held.len() < HELD_BYTES {
+            let mut second_flight = Vec::new();
+            while second_flight.len() < HELD_BYTES {
                 let more = from_client.read(&mut buffer).await.unwrap();
-                held.extend_from_slice(&buffer[..more]);
+                second_flight.extend_from_slice(&buffer[..more]);
             }
-            to_server.write_all(&held).await.unwrap();
+            to_server.write_all(&second_flight).await.unwrap();
             // An error means that the server has refused and closed the connection.
             let _ = tokio::io::copy(&mut from_client, &mut to_server).await;
         });

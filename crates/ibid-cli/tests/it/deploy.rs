@@ -85,11 +85,14 @@ fn every_alert_has_its_runbook_and_every_runbook_its_alert() {
     let index = text("docs/operate/alerts/README.md");
     for alert in alerts() {
         let page = text(&alert.runbook);
-        assert!(page.starts_with(&format!("# {}\n", alert.name)), "{} has a page of its own", alert.name);
+        assert!(page.starts_with(&format!("# {}\n", alert.name)), "{} has a separate page", alert.name);
         for part in ["**What it means.**", "**How to look.**", "**How to settle it.**"] {
             assert!(page.contains(part), "{}: {part}", alert.runbook);
         }
-        let file = alert.runbook.strip_prefix("docs/operate/alerts/").expect("it is beside the others");
+        let file = alert
+            .runbook
+            .strip_prefix("docs/operate/alerts/")
+            .expect("it is in the same folder as the others");
         assert!(index.contains(&format!("]({file})")), "{file} is in the list");
         linked.insert(file.to_owned());
     }

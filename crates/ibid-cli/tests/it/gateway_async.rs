@@ -197,7 +197,7 @@ async fn a_delivery_is_retried_until_the_upstream_is_back() {
     let setup = Setup::before(&nobody.url()).config(ASYNC);
     let gateway = setup.start();
     let page = status_page(&gateway.call(&paid("k")).await);
-    let refused = |said: &Value| said["state"] == "pending" && said["last_error"] == "not_sent";
+    let refused = |status: &Value| status["state"] == "pending" && status["last_error"] == "not_sent";
     until_page(&gateway, &page, "a try has failed", refused).await;
     status_page(&gateway.call(&paid("k")).await);
     let upstream = nobody.start();

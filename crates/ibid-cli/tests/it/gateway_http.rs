@@ -227,7 +227,7 @@ async fn an_event_stream_passes_through_without_being_kept() {
     upstream.gate().open();
     while !String::from_utf8_lossy(&bytes).contains("data: 2") {
         let more = client.read_some(1024).await;
-        assert!(!more.is_empty(), "the stream goes on");
+        assert!(!more.is_empty(), "the stream continues");
         bytes.extend(more);
     }
     assert_eq!(upstream.executions("stream"), 1);
@@ -296,7 +296,7 @@ async fn hop_by_hop_fields_of_a_request_end_at_the_gateway() {
     assert_eq!(gateway.call(&request).await.status, 200);
     let delivered = upstream.requests().remove(0);
     assert_eq!((delivered.header("x-mine"), delivered.header("keep-alive")), (None, None), "{delivered:?}");
-    assert_eq!(delivered.key().as_deref(), Some("hops"), "nobody can take the key away");
+    assert_eq!(delivered.key().as_deref(), Some("hops"), "a client cannot have its key removed");
     assert_eq!(delivered.header("content-type").as_deref(), Some("text/plain"));
     assert_eq!(delivered.header("x-forwarded-for").as_deref(), Some("127.0.0.1"));
 }

@@ -143,7 +143,7 @@ async fn metrics_equal_what_happened(on: On) {
     assert_eq!(of(&quiet, "ibid_zombie_keys_total"), [" 1"], "the late answer is no second lapse");
     assert_eq!(gateway.log().matches("a lease lapsed").count(), 1, "one line");
     let letters = of(&quiet, "ibid_dead_letters");
-    assert_eq!(letters, ["{kind=\"records\"} 1"], "nobody is asked about an unknown record");
+    assert_eq!(letters, ["{kind=\"records\"} 1"], "no lookup settles the unknown record");
     // 11 first runs, the released key's second one, two duplicates of `held`, and the retry of `cut`.
     assert_eq!(of(&quiet, "ibid_begin_seconds_count"), [" 15"]);
     assert_eq!(of(&quiet, "ibid_finish_seconds_count"), [" 12"]);

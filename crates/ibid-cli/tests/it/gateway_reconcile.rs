@@ -95,7 +95,7 @@ async fn inconclusive_lookups_end_as_dead_letters() {
         assert_problem(&gateway.call(&post(route)).await, 502, "outcome-unknown");
     }
     for (route, way) in ways {
-        let response = until_async("a person must look", async || {
+        let response = until_async("the lookups have ended", async || {
             let response = gateway.call(&post(route)).await;
             assert_problem(&response, 409, "outcome-unknown");
             response.header("retry-after").is_none().then_some(response)
@@ -247,7 +247,7 @@ async fn an_operator_sweeps_and_reconciles_without_a_gateway(on: On) {
     assert_eq!(upstream.executions("k"), 1);
 
     let output = setup.ibid(&["reconcile", "--store", &store, "--config", "/dev/null"]);
-    assert_eq!(output.status.code(), Some(2), "it must be told whom to ask");
+    assert_eq!(output.status.code(), Some(2), "it needs an upstream to ask");
     let output = setup.ibid(&["sweep", "--store", &store, "--every", "0s"]);
     assert_eq!(output.status.code(), Some(2));
 }

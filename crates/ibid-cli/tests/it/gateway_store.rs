@@ -228,7 +228,7 @@ async fn two_busy_gateways_on_one_file_let_each_other_write() {
         });
     }
     let overtaken = clients.join_all().await.into_iter().max().expect("32 clients");
-    assert!(overtaken < 32 * 60 / 4, "somebody waited while {overtaken} others were answered");
+    assert!(overtaken < 32 * 60 / 4, "a client waited while {overtaken} others got their responses");
     assert_eq!((upstream.total(), upstream.tally().repeated().len()), (32 * 60, 0));
 }
 

@@ -131,16 +131,15 @@ async fn doctor_looks_at_the_upstream() {
         "{stderr}"
     );
     // `PRI` is the beginning of HTTP/2, sent to a fixture that speaks HTTP/1.1 only.
-    let methods: Vec<_> = upstream.requests().into_iter().map(|seen| seen.method).collect();
+    let methods: Vec<_> = upstream.requests().into_iter().map(|request| request.method).collect();
     assert!(methods.iter().all(|method| ["HEAD", "PRI"].contains(&method.as_str())), "{methods:?}");
 }
 
 /// Returns the line of one check in the table.
 fn line(output: &Output, check: &str) -> String {
     let table = String::from_utf8_lossy(&output.stdout);
-    let found =
-        table.lines().find(|line| line.strip_prefix(check).is_some_and(|rest| rest.starts_with("  ")));
-    found.unwrap_or_else(|| panic!("no line `{check}` in {output:?}")).to_owned()
+    let row = table.lines().find(|line| line.strip_prefix(check).is_some_and(|rest| rest.starts_with("  ")));
+    row.unwrap_or_else(|| panic!("no line `{check}` in {output:?}")).to_owned()
 }
 
 /// A real nginx that terminates TLS, demands client certificates and speaks HTTP/2.

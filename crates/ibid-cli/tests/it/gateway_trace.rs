@@ -54,7 +54,7 @@ async fn every_published_traceparent_vector_is_handled() {
             }
             other => panic!("{other:?}"),
         }
-        assert!(!lines[0].1.contains(parts[2]), "a span id of its own: {case}: {sent}");
+        assert!(!lines[0].1.contains(parts[2]), "a new span id: {case}: {sent}");
     }
 }
 

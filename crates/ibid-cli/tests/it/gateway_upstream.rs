@@ -83,8 +83,8 @@ async fn forty_waiters_on_an_unknown_outcome_cause_no_delivery() {
             join_all(clients.iter_mut().map(async |client| client.read().await.expect("an answer"))).await;
         let first = answers.iter().filter(|answer| answer.status >= 500).count();
         let unknown = answers.iter().filter(|answer| crate::harness::problem(answer) == "outcome-unknown");
-        assert_eq!(first, 1, "one is told what happened: {answers:?}");
-        assert!(unknown.count() >= 40, "the others that nobody knows: {answers:?}");
+        assert_eq!(first, 1, "one client gets the upstream's failure: {answers:?}");
+        assert!(unknown.count() >= 40, "the others get an unknown outcome: {answers:?}");
         stays_unknown(&gateway, &request).await;
         assert_eq!(upstream.executions(fault), 1);
     }
@@ -105,7 +105,7 @@ async fn forty_waiters_on_a_key_that_turns_free_do_not_run_it_in_turn() {
         client.send(&request).await;
         clients.push(client);
     }
-    until_async("all forty were told to wait", async || {
+    until_async("all forty wait", async || {
         (gateway.metric("ibid_begin_seconds_count", "").await >= 41.0).then_some(())
     })
     .await;

@@ -59,7 +59,7 @@ fn acts(life: &Value) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn without_a_token_there_is_no_api_and_the_start_says_so() {
+async fn without_a_token_the_admin_api_is_off() {
     let upstream = Upstream::start().await;
     let gateway = Setup::before(&upstream.url()).start();
     gateway.wait_for_log("no admin API: `IBID_ADMIN_TOKEN` is not set").await;
@@ -243,7 +243,7 @@ async fn only_one_of_two_operators_settles_a_record(on: On) {
 }
 on_every_store!(only_one_of_two_operators_settles_a_record);
 
-async fn many_are_previewed_and_only_what_was_shown_is_settled(on: On) {
+async fn a_bulk_act_settles_only_previewed_records(on: On) {
     let upstream = Upstream::start().await;
     let setup = with_token(Setup::before(&upstream.url()).on(on));
     let gateway = setup.start();
@@ -270,7 +270,7 @@ async fn many_are_previewed_and_only_what_was_shown_is_settled(on: On) {
     let retryable = json_of(&get(&gateway, "/v1/records?state=retryable").await);
     assert_eq!(retryable["records"].as_array().map(Vec::len), Some(3));
 }
-on_every_store!(many_are_previewed_and_only_what_was_shown_is_settled);
+on_every_store!(a_bulk_act_settles_only_previewed_records);
 
 #[tokio::test]
 async fn lists_take_filters_and_pages_and_refuse_unknown_parameters() {

@@ -155,7 +155,7 @@ fn each_error_has_its_line_and_several_come_together() {
 }
 
 #[test]
-fn a_wrong_type_says_what_stands_there() {
+fn an_error_names_the_type_of_a_wrong_value() {
     let output = TestFolder::with(&GOOD.replace("\"2s\"", "2")).ibid(&["config", "check"]);
     assert!(
         output.err.contains("\n  cause: it is an integer\n\nhint: the default is \"5s\"\n"),
@@ -258,7 +258,7 @@ fn keys_opens_the_store_of_the_configuration_file() {
 }
 
 #[test]
-fn the_path_of_the_file_stands_in_its_messages() {
+fn messages_name_the_path_of_the_file() {
     let folder = TestFolder::empty();
     let path: PathBuf = folder.path().join("sub.toml");
     std::fs::write(&path, "nonsense = 1\n").unwrap();

@@ -67,7 +67,7 @@ fn a_healthy_file_is_well() {
 }
 
 #[test]
-fn what_can_not_be_looked_at_is_told_apart() {
+fn each_unusable_store_has_its_own_message() {
     let setup = Setup::before("");
     let missing = doctor(&setup, &setup.store());
     says(&missing, 3, "store", "bad", "there is no database");
@@ -160,7 +160,7 @@ fn doctor_warns_of_an_asynchronous_standby() {
 }
 
 #[test]
-fn commits_that_wait_for_nobody_there_are_bad() {
+fn commits_that_wait_for_a_missing_standby_are_bad() {
     let server = Postgres::start();
     let setup = Setup::before("");
     assert!(setup.ibid(&["migrate", "--store", &server.url()]).status.success());
@@ -168,7 +168,7 @@ fn commits_that_wait_for_nobody_there_are_bad() {
     says(&doctor(&setup, &server.url()), 1, "replication", "bad", "every commit waits");
 }
 
-/// Runs `count` requests, and then changes the store as if each had taken so long.
+/// Runs one request per key, and then changes the store as if every run had taken `took_ms`.
 async fn run_requests(setup: &Setup, keys: std::ops::Range<u32>, took_ms: u64) {
     let gateway = setup.start();
     let mut client = gateway.client().await;
@@ -188,7 +188,7 @@ async fn run_requests(setup: &Setup, keys: std::ops::Range<u32>, took_ms: u64) {
     }
 }
 
-async fn a_lease_below_three_times_what_runs_take_is_warned_of(on: On) {
+async fn a_lease_below_three_times_the_run_time_is_a_warning(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).on(on).config("[defaults]\nlease = \"30s\"\n");
     let url = setup.store();
@@ -201,4 +201,4 @@ async fn a_lease_below_three_times_what_runs_take_is_warned_of(on: On) {
     says(&warned, 1, "lease", "warning", "`POST /payments`: lease 30s, p99 11000 ms of 25 runs");
     says(&warned, 1, "lease", "warning", "set `lease` to 33s or more");
 }
-on_every_store!(a_lease_below_three_times_what_runs_take_is_warned_of);
+on_every_store!(a_lease_below_three_times_the_run_time_is_a_warning);

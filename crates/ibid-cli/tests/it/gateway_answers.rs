@@ -84,7 +84,7 @@ async fn no_cache_may_keep_a_stored_answer() {
 }
 
 #[tokio::test]
-async fn what_belongs_to_one_client_or_moment_is_not_replayed() {
+async fn fields_of_one_client_or_moment_are_not_replayed() {
     let upstream = Upstream::start().await;
     let config = "[defaults]\nnot_replayed = [\"X-CSRF-Token\"]\n";
     let gateway = Setup::before(&upstream.url()).config(config).start();

@@ -140,7 +140,7 @@ fn count_attachments(setup: &Setup, text: &str) -> u32 {
 }
 
 #[tokio::test]
-async fn a_client_has_its_way_where_the_route_lets_it() {
+async fn a_client_may_choose_async_where_the_route_allows_it() {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).config(
         "[[route]]\nmatch = \"POST /payments\"\nanswer = \"prefer\"\n[[route]]\nmatch = \"POST /always\"\nanswer = \"async\"\n",
@@ -348,8 +348,8 @@ async fn kills_under_load_lose_nothing_and_do_nothing_twice(on: On) {
 
 const KILLS: usize = 8;
 
-on_every_store!(what_one_gateway_left_behind_another_delivers);
-async fn what_one_gateway_left_behind_another_delivers(on: On) {
+on_every_store!(another_gateway_delivers_after_a_kill);
+async fn another_gateway_delivers_after_a_kill(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).on(on).config(ASYNC);
     let mut first = setup.clone().variable("IBID_FAILPOINTS", "deliver.before=return(pause:600000)").start();
@@ -362,7 +362,7 @@ async fn what_one_gateway_left_behind_another_delivers(on: On) {
 }
 
 #[tokio::test]
-async fn a_delivery_that_runs_at_shutdown_comes_to_its_end() {
+async fn a_running_delivery_is_finished_at_shutdown() {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).config(ASYNC);
     let request = pay("k").fixture("gate;status=201;body=paid");

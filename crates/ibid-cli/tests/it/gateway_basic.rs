@@ -209,8 +209,8 @@ async fn the_status_page_follows_a_key_and_the_policy_is_published() {
     assert_eq!(upstream.total(), 1, "ibid's own pages are not forwarded");
 }
 
-on_every_store!(keys_are_listed_and_shown_beside_the_running_gateway);
-async fn keys_are_listed_and_shown_beside_the_running_gateway(on: On) {
+on_every_store!(keys_are_listed_and_shown_while_a_gateway_runs);
+async fn keys_are_listed_and_shown_while_a_gateway_runs(on: On) {
     let (upstream, setup, gateway) = world_on(on).await;
     let mut busy = gateway.client().await;
     busy.send(&pay("running").fixture("gate")).await;

@@ -52,7 +52,7 @@ async fn a_body_that_finds_no_room_in_memory_is_refused() {
 }
 
 #[tokio::test]
-async fn what_passes_makes_room_by_its_longest_wait_for_a_head() {
+async fn the_longest_unguarded_wait_for_a_head_makes_room() {
     let upstream = Upstream::start().await;
     let gateway = Setup::before(&upstream.url()).config("[server]\nmax_passed = 2\n").start();
     let mut waiting = Vec::new();
@@ -86,7 +86,7 @@ async fn what_passes_makes_room_by_its_longest_wait_for_a_head() {
 }
 
 #[tokio::test]
-async fn a_tunnel_keeps_its_slot_among_what_passes() {
+async fn a_tunnel_keeps_its_slot_for_unguarded_requests() {
     let upstream = Upstream::start().await;
     let gateway = Setup::before(&upstream.url()).config("[server]\nmax_passed = 1\n").start();
     let mut tunnel = gateway.client().await;

@@ -37,7 +37,7 @@ async fn a_flood_of_endless_bodies_leaves_honest_clients_served() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn replies_that_nobody_reads_stay_within_the_bound_of_memory() {
+async fn unread_responses_stay_within_the_memory_bound() {
     let upstream = Upstream::start().await;
     upstream.behave(&format!("status=201;bytes={REPLY}"));
     let config =

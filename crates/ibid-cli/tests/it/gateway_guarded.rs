@@ -163,7 +163,7 @@ async fn an_ambiguous_path_is_refused_and_never_delivered() {
 }
 
 #[tokio::test]
-async fn what_passes_is_listed_at_start_and_in_the_policy() {
+async fn unguarded_routes_are_listed_at_start_and_in_the_policy() {
     let (_upstream, gateway) = world(ROUTES).await;
     gateway.wait_for_log("ibid: not guarded: POST /open/{*rest}").await;
     gateway.wait_for_log("ibid: not guarded: GET, HEAD, OPTIONS, TRACE and QUERY, and PUT and DELETE").await;

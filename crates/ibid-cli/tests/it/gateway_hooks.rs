@@ -130,7 +130,7 @@ async fn unknown(gateway: &Gateway, key: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_is_unknown_is_settled_by_a_signed_webhook_alone() {
+async fn signed_webhooks_settle_unknown_records_of_the_gateway() {
     let upstream = Upstream::start().await;
     // Short times, so that an attempt is over soon.
     let config = format!("[defaults]\nupstream_timeout = \"3s\"\nlinger = \"0s\"\n{CONFIG}");

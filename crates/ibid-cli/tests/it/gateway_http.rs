@@ -29,7 +29,7 @@ fn bytes_of(answer: &TestResponse, name: &str) -> Vec<Vec<u8>> {
 }
 
 #[tokio::test]
-async fn a_body_is_asked_for_only_when_it_is_wanted() {
+async fn a_body_is_requested_only_when_it_is_needed() {
     let (upstream, gateway) = world_with("[defaults]\nmax_request_body = \"1KiB\"\n").await;
     let wanted = gateway.call(&pay("wanted").expect_continue()).await;
     assert_eq!((wanted.status, wanted.interim), (200, vec![100]));
@@ -234,7 +234,7 @@ async fn an_event_stream_passes_through_without_being_kept() {
 }
 
 #[tokio::test]
-async fn a_head_that_does_not_come_is_not_waited_for() {
+async fn a_missing_request_head_times_out() {
     let (upstream, gateway) =
         world_with("[server]\nheader_timeout = \"500ms\"\nidle_timeout = \"500ms\"\n").await;
     let mut silent = gateway.client().await;

@@ -77,7 +77,7 @@ async fn a_websocket_passes_and_holds_its_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tunnel_takes_a_slot_of_what_passes_and_no_other() {
+async fn a_tunnel_takes_only_a_slot_for_unguarded_requests() {
     let (upstream, gateway) = world("[server]\nmax_passed = 1\n").await;
     let client = tunnel(&gateway).await;
     assert_problem(&gateway.call(&TestRequest::get("/")).await, 503, "overloaded");

@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::harness::{Gateway, On, Setup, assert_problem, is_replay, on_every_store, until_async};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_the_upstream_says_it_executed_is_replayed() {
+async fn a_looked_up_result_is_replayed() {
     let upstream = Upstream::start().await;
     upstream.behave("status=200;body=paid;header=x-payment: 7;header=set-cookie: a=b");
     let setup = setup(&upstream, "status = 201");
@@ -40,7 +40,7 @@ async fn what_the_upstream_says_it_executed_is_replayed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_is_absent_twice_is_run_once_more_by_the_next_retry() {
+async fn a_request_absent_in_two_lookups_runs_on_the_next_retry() {
     let upstream = Upstream::start().await;
     upstream.behave("status=404");
     let setup = setup(&upstream, "");
@@ -55,7 +55,7 @@ async fn what_is_absent_twice_is_run_once_more_by_the_next_retry() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_is_absent_once_and_then_there_is_completed() {
+async fn a_request_found_by_the_second_lookup_is_completed() {
     let upstream = Upstream::start().await;
     upstream.behave("status=404");
     let gateway = setup(&upstream, "").start();
@@ -165,8 +165,8 @@ async fn of_two_gateways_on_one_store_one_settles_each_record(on: On) {
     assert_eq!(first.1 + second.1, 12.0, "each settled once: {first:?}, {second:?}");
 }
 
-on_every_store!(killed_while_it_asks_a_gateway_loses_nothing);
-async fn killed_while_it_asks_a_gateway_loses_nothing(on: On) {
+on_every_store!(a_gateway_killed_during_a_lookup_loses_nothing);
+async fn a_gateway_killed_during_a_lookup_loses_nothing(on: On) {
     let upstream = Upstream::start().await;
     upstream.behave("gate");
     let config = QUICK.replace("500ms", "2s") + &rule("").replace("\"1s\"", "\"4s\"");
@@ -183,7 +183,7 @@ async fn killed_while_it_asks_a_gateway_loses_nothing(on: On) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_late_answer_settles_its_record_before_anybody_is_asked() {
+async fn a_late_response_settles_its_record_before_a_lookup() {
     let upstream = Upstream::start().await;
     upstream.behave("status=404");
     let config = QUICK.replace("linger = \"0s\"", "linger = \"30s\"") + &rule("");
@@ -197,7 +197,7 @@ async fn a_late_answer_settles_its_record_before_anybody_is_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_record_is_asked_about_by_the_rule_that_it_was_begun_with() {
+async fn a_record_is_looked_up_by_the_rule_it_was_begun_with() {
     let upstream = Upstream::start().await;
     upstream.behave("body=paid");
     let patient = QUICK.replace("reconcile_every = \"100ms\"", "reconcile_every = \"1h\"");
@@ -253,7 +253,7 @@ async fn an_operator_sweeps_and_reconciles_without_a_gateway(on: On) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_chore_told_how_often_goes_on_until_it_is_told_to_stop() {
+async fn a_chore_with_an_interval_runs_until_sigterm() {
     let upstream = Upstream::start().await;
     let setup = setup(&upstream, "");
     setup.start().kill();

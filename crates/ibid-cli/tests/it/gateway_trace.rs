@@ -77,7 +77,7 @@ async fn a_retry_keeps_the_trace_of_the_first_execution() {
 }
 
 #[tokio::test]
-async fn what_is_not_guarded_keeps_its_trace_fields_to_the_letter() {
+async fn unguarded_requests_keep_their_trace_fields_unchanged() {
     let upstream = Upstream::start().await;
     let gateway = Setup::before(&upstream.url()).start();
     for value in [PARENT, "not-a-traceparent"] {

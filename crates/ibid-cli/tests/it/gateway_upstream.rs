@@ -46,7 +46,7 @@ async fn a_response_lost_after_sending_leaves_the_outcome_unknown(on: On) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_server_error_is_passed_on_and_then_unknown_for_ever() {
+async fn a_server_error_is_forwarded_and_then_stays_unknown() {
     let upstream = Upstream::start().await;
     let gateway = Setup::before(&upstream.url()).start();
     for status in [408, 500, 502, 503, 504, 507] {

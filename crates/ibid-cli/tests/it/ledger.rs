@@ -58,7 +58,7 @@ fn sql(setup: &Setup, sql: &str) {
 const FILES: [&str; 4] = ["--ours", "ours.csv", "--theirs", "theirs.jsonl"];
 
 #[test]
-fn books_that_say_the_same_in_two_formats_are_equal() {
+fn equal_ledgers_in_two_formats_have_no_differences() {
     let ours = "key,amount,currency,note\na,12.50,EUR,x\nb,3,USD,y\n";
     let theirs = "{\"id\":1,\"currency\":\"USD\",\"amount\":3.00,\"key\":\"b\"}\n{\"id\":2,\"currency\":\"EUR\",\"amount\":\"12.5\",\"key\":\"a\"}\n";
     let setup = setup(&[("ours.csv", ours), ("theirs.jsonl", theirs)]);
@@ -75,7 +75,7 @@ fn books_that_say_the_same_in_two_formats_are_equal() {
 }
 
 #[test]
-fn what_differs_is_shown_the_double_charge_first() {
+fn differences_are_shown_with_double_charges_first() {
     let ours = "key,amount\na,1\nb,2\nc,3\nd,4\nd,4\n";
     let theirs = "key,amount\na,1\nx,9\nb,2.01\na,1\nd,4\n";
     let setup = setup(&[("ours.csv", ours), ("theirs.csv", theirs)]);
@@ -134,7 +134,7 @@ fn every_line_that_can_not_be_read_is_named() {
 }
 
 #[test]
-fn what_is_asked_wrongly_is_told_from_what_is_not_there() {
+fn usage_errors_and_missing_files_have_different_exit_codes() {
     let setup = setup(&[("a.csv", "key,amount\n"), ("a.txt", "key\n")]);
     let ask = |ours: &str, theirs: &str, more: &[&str]| {
         let output = ledger(&setup, &[&["--ours", ours, "--theirs", theirs], more].concat());

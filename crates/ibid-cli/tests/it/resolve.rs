@@ -181,7 +181,7 @@ async fn an_acknowledged_dead_letter_answers_as_before(on: On) {
 on_every_store!(an_acknowledged_dead_letter_answers_as_before);
 
 #[tokio::test]
-async fn an_unknown_record_can_not_be_seen_to() {
+async fn an_unknown_record_cannot_be_acknowledged() {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).config(HASTY);
     let gateway = setup.start();
@@ -230,7 +230,7 @@ async fn effects_are_listed_retried_and_discarded() {
 }
 
 #[tokio::test]
-async fn an_act_that_is_asked_for_wrongly_says_what_is_missing() {
+async fn an_invalid_act_is_refused_with_its_reason() {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url());
     let gateway = setup.start();

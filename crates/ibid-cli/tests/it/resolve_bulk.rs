@@ -26,7 +26,7 @@ fn pay(key: &str, fixture: &str) -> TestRequest {
     TestRequest::post("/payments").key(key).body("five").fixture(fixture)
 }
 
-async fn what_fits_is_counted_first_and_settled_once_it_is_meant(on: On) {
+async fn matching_records_are_settled_only_with_yes(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).on(on);
     let gateway = setup.start();
@@ -62,7 +62,7 @@ async fn what_fits_is_counted_first_and_settled_once_it_is_meant(on: On) {
     assert_eq!(serde_json::from_str::<Value>(&out).expect("JSON"), json!({ "done": 1, "refused": [] }));
     assert!(said.contains("cache_ttl"), "when it is final: {said}");
 }
-on_every_store!(what_fits_is_counted_first_and_settled_once_it_is_meant);
+on_every_store!(matching_records_are_settled_only_with_yes);
 
 async fn one_command_resolves_more_than_a_page_of_records(on: On) {
     let setup = Setup::before("http://127.0.0.1:9").on(on);

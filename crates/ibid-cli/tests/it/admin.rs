@@ -227,9 +227,9 @@ async fn only_one_of_two_operators_settles_a_record(on: On) {
         let record = id(&unknown(&gateway, &format!("k{round}")).await);
         let path = format!("/v1/records/{record}/resolve");
         let outcomes = [json!({ "completed": { "status": 402 } }), json!("not_executed")];
-        let act = async |place: usize| {
-            let who = ["ann", "bob"][place];
-            post(&gateway, &path, &json!({ "who": who, "reason": "knows", "found": outcomes[place] })).await
+        let act = async |index: usize| {
+            let who = ["ann", "bob"][index];
+            post(&gateway, &path, &json!({ "who": who, "reason": "knows", "found": outcomes[index] })).await
         };
         let both = join_all([act(0), act(1)]).await;
         let won = both.iter().position(|response| response.status == 200).expect("one wins");
@@ -247,8 +247,8 @@ async fn a_bulk_act_settles_only_previewed_records(on: On) {
     let upstream = Upstream::start().await;
     let setup = with_token(Setup::before(&upstream.url()).on(on));
     let gateway = setup.start();
-    for place in 0..4 {
-        unknown(&gateway, &format!("k{place}")).await;
+    for n in 0..4 {
+        unknown(&gateway, &format!("k{n}")).await;
     }
     gateway.call(&pay("done", "status=201")).await;
     let preview = json!({ "filter": { "route": "/payments", "older_than": "0s" }, "deed": "not_executed" });
@@ -276,8 +276,8 @@ on_every_store!(a_bulk_act_settles_only_previewed_records);
 async fn lists_take_filters_and_pages_and_refuse_unknown_parameters() {
     let upstream = Upstream::start().await;
     let gateway = with_token(Setup::before(&upstream.url())).start();
-    for place in 0..5 {
-        gateway.call(&pay(&format!("k{place}"), "status=201")).await;
+    for n in 0..5 {
+        gateway.call(&pay(&format!("k{n}"), "status=201")).await;
     }
     let mut ids = Vec::new();
     let mut after = String::new();

@@ -167,7 +167,7 @@ async fn the_doctor_names_the_hop() {
         assert!(line.trim_start().starts_with(found) && line.contains(meaning), "{table}");
         assert_eq!(output.status.code(), Some(0), "{output:?}");
     }
-    assert!(upstream.requests().iter().all(|seen| seen.method == "HEAD"), "it changes nothing");
+    assert!(upstream.requests().iter().all(|request| request.method == "HEAD"), "it changes nothing");
 }
 
 #[test]

@@ -207,9 +207,9 @@ impl Answer {
 
 /// Runs a pasted line in a shell and returns its output.
 fn shell(line: &str) -> String {
-    let ran = Command::new("bash").args(["-c", line]).output().expect("bash runs");
-    assert!(ran.status.success(), "{line}: {}", String::from_utf8_lossy(&ran.stderr));
-    String::from_utf8(ran.stdout).expect("what is printed is UTF-8")
+    let output = Command::new("bash").args(["-c", line]).output().expect("bash runs");
+    assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("what is printed is UTF-8")
 }
 
 /// Returns a command for the binary, without the variables of the test's environment.

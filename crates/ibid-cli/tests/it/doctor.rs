@@ -28,10 +28,10 @@ fn line(output: &Output, check: &str) -> (Option<i32>, String) {
 /// Panics unless the check has this result and its line contains these words.
 #[track_caller]
 fn says(output: &Output, code: i32, check: &str, result: &str, words: &str) {
-    let (found, line) = line(output, check);
+    let (exit_code, line) = line(output, check);
     let rest = line.strip_prefix(check).unwrap_or_default().trim_start();
     assert!(rest.starts_with(result) && rest.contains(words), "{line}");
-    assert_eq!(found, Some(code), "{output:?}");
+    assert_eq!(exit_code, Some(code), "{output:?}");
 }
 
 fn results(json: &Output) -> (Value, Vec<(String, String)>) {

@@ -38,11 +38,11 @@ async fn wait_for_page(gateway: &Gateway, page: &str) -> Value {
 
 /// Waits until the key's status page satisfies `is`.
 async fn until_page(gateway: &Gateway, page: &str, what: &str, is: impl Fn(&Value) -> bool) -> Value {
-    until_async(what, async || Some(wait_for_page(gateway, page).await).filter(|said| is(said))).await
+    until_async(what, async || Some(wait_for_page(gateway, page).await).filter(|status| is(status))).await
 }
 
 async fn until_state(gateway: &Gateway, page: &str, state: &str) -> Value {
-    until_page(gateway, page, &format!("the record is `{state}`"), |said| said["state"] == state).await
+    until_page(gateway, page, &format!("the record is `{state}`"), |status| status["state"] == state).await
 }
 
 const ASYNC: &str = "[defaults]\nanswer = \"async\"\nlease = \"1s\"\n[upkeep]\nsweep_every = \"200ms\"\n";
@@ -232,7 +232,7 @@ async fn a_delivery_with_a_lost_response_is_not_repeated() {
     let gateway = Setup::before(&upstream.url()).config(&short).start();
     let page = status_page(&gateway.call(&pay("k").fixture("cut=read")).await);
     // Once the attempt's time is over, only an operator can settle it.
-    let given_up = |said: &Value| said["state"] == "unknown" && said["needs_a_person"] == true;
+    let given_up = |status: &Value| status["state"] == "unknown" && status["needs_a_person"] == true;
     until_page(&gateway, &page, "the record is a dead letter", given_up).await;
     assert_problem(&gateway.call(&pay("k").fixture("cut=read")).await, 409, "outcome-unknown");
     assert_eq!((upstream.executions("k"), upstream.deliveries_begun()), (1, 1));

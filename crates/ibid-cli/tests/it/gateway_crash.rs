@@ -213,20 +213,20 @@ impl Load {
     async fn ask(
         &self,
         request: &TestRequest,
-        kept: &mut Option<Client>,
+        connection: &mut Option<Client>,
         dice: &mut Dice,
     ) -> Option<TestResponse> {
-        if kept.is_none() {
+        if connection.is_none() {
             let door = {
                 let doors = self.doors.lock().unwrap();
                 doors[dice.below(doors.len())]
             };
-            *kept = Client::try_connect(door).await;
+            *connection = Client::try_connect(door).await;
         }
-        let answer = kept.as_mut()?.try_call(request).await.filter(|answer| !answer.cut);
+        let answer = connection.as_mut()?.try_call(request).await.filter(|answer| !answer.cut);
         // Reconnect now and then, so that both gateways see every key.
         if answer.is_none() || dice.below(16) == 0 {
-            *kept = None;
+            *connection = None;
         }
         answer
     }

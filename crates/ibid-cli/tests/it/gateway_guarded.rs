@@ -86,10 +86,10 @@ async fn a_lower_case_patch_of_node_runs_once_in_flask() {
          console.log(bodies.join('; '));",
         gateway.addr()
     );
-    let ran = Command::new("node").args(["--input-type=module", "-e", &fetches]).output();
-    let ran = ran.expect("`node` is missing: run scripts/setup");
-    assert!(ran.status.success(), "{ran:?}");
-    let printed = String::from_utf8_lossy(&ran.stdout);
+    let output = Command::new("node").args(["--input-type=module", "-e", &fetches]).output();
+    let output = output.expect("`node` is missing: run scripts/setup");
+    assert!(output.status.success(), "{output:?}");
+    let printed = String::from_utf8_lossy(&output.stdout);
     assert_eq!(printed.trim(), "200 PATCH run 1 null; 200 PATCH run 1 true; 200 PATCH run 1 true");
 }
 

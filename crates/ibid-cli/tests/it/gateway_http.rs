@@ -182,7 +182,8 @@ async fn the_key_reaches_the_upstream_as_it_was_sent() {
     gateway.call(&TestRequest::post("/a").header("Idempotency-Key", "bare-key").body("x")).await;
     gateway.call(&TestRequest::post("/a").header("Idempotency-Key", "\"bare-key\"").body("x")).await;
     gateway.call(&TestRequest::post("/b").header("Idempotency-Key", "\"quoted key\"").body("x")).await;
-    let keys: Vec<_> = upstream.requests().iter().map(|seen| seen.header_lines("idempotency-key")).collect();
+    let keys: Vec<_> =
+        upstream.requests().iter().map(|request| request.header_lines("idempotency-key")).collect();
     assert_eq!(keys, [["bare-key"], ["\"quoted key\""]], "both spellings are one key");
 }
 
@@ -279,7 +280,7 @@ async fn connections_beyond_the_cap_wait_their_turn() {
     let reached = async || gateway.metric("ibid_limit_reached_total", "max_connections").await > 0.0;
     // The admin listener is not affected.
     until_async("the third one waits", async || reached().await.then_some(())).await;
-    assert!(!upstream.requests().iter().any(|seen| seen.target == "/third"), "it waits outside");
+    assert!(!upstream.requests().iter().any(|request| request.target == "/third"), "it waits outside");
     upstream.gate().open();
     assert_eq!(one.read().await.expect("an answer").status, 200);
     assert_eq!(third.read().await.expect("its turn has come").status, 200);

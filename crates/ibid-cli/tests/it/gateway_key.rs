@@ -27,8 +27,11 @@ async fn a_key_in_the_body_is_found_and_the_body_passed_on_whole() {
     let mut client = gateway.client().await;
     client.send_bytes(chunked).await;
     assert_eq!(client.read().await.expect("an answer").status, 200);
-    let bodies: Vec<String> =
-        upstream.requests().iter().map(|seen| String::from_utf8_lossy(&seen.body).into_owned()).collect();
+    let bodies: Vec<String> = upstream
+        .requests()
+        .iter()
+        .map(|request| String::from_utf8_lossy(&request.body).into_owned())
+        .collect();
     assert_eq!(bodies, [keyed, plain, plain]);
 }
 

@@ -100,9 +100,10 @@ async fn a_websocket_of_pythons_library_is_echoed() {
     });
     let gateway = Setup::before(&server.url()).start();
     let url = format!("ws://{}/socket", gateway.addr());
-    let ran = Command::new("python3").args(["-c", ECHO_CLIENT, &url]).env("PYTHONPATH", &packages).output();
-    let ran = ran.expect("`python3` is missing: run scripts/setup");
-    assert_eq!(String::from_utf8_lossy(&ran.stdout).trim(), "echoed, closed with 1000", "{ran:?}");
+    let output =
+        Command::new("python3").args(["-c", ECHO_CLIENT, &url]).env("PYTHONPATH", &packages).output();
+    let output = output.expect("`python3` is missing: run scripts/setup");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "echoed, closed with 1000", "{output:?}");
 }
 
 const ECHO_SERVER: &str = "
@@ -224,12 +225,12 @@ async fn request_and_answer_stream_at_the_same_time() {
 }
 
 /// Reads until these words are among the bytes that have arrived.
-async fn read_raw(stream: &mut TcpStream, seen: &mut Vec<u8>, words: &str) {
+async fn read_raw(stream: &mut TcpStream, received: &mut Vec<u8>, words: &str) {
     let mut buffer = [0; 1024];
-    while !String::from_utf8_lossy(seen).contains(words) {
+    while !String::from_utf8_lossy(received).contains(words) {
         let more = stream.read(&mut buffer).await.expect("bytes");
         assert!(more > 0, "`{words}` comes before the end");
-        seen.extend_from_slice(&buffer[..more]);
+        received.extend_from_slice(&buffer[..more]);
     }
 }
 

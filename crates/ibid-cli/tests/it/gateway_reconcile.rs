@@ -122,7 +122,8 @@ async fn each_tenants_record_is_settled_by_that_tenants_answer() {
         let known = until(&gateway, &pay("same").header("x-tenant-id", tenant)).await;
         assert_eq!((known.text(), is_replay(&known)), (format!("paid by {tenant}"), true));
     }
-    let asked: Vec<_> = questions(&upstream).iter().filter_map(|seen| seen.header("x-tenant-id")).collect();
+    let asked: Vec<_> =
+        questions(&upstream).iter().filter_map(|request| request.header("x-tenant-id")).collect();
     assert_eq!(asked.len(), 2, "each question says for whom: {asked:?}");
 }
 
@@ -310,7 +311,7 @@ async fn until(gateway: &Gateway, request: &TestRequest) -> TestResponse {
 
 /// Returns the lookups that the upstream got, oldest first.
 fn questions(upstream: &Upstream) -> Vec<SeenRequest> {
-    upstream.requests().into_iter().filter(|seen| seen.method == "GET").collect()
+    upstream.requests().into_iter().filter(|request| request.method == "GET").collect()
 }
 
 /// Returns the number of lookups, of outcomes that they settled, and of inconclusive lookups.

@@ -60,7 +60,7 @@ async fn an_https_upstream_is_asked_over_https() {
     })
     .await;
     assert_eq!((known.text().as_str(), is_replay(&known)), ("paid", true), "{known:?}");
-    let asked: Vec<_> = upstream.requests().into_iter().filter(|seen| seen.method == "GET").collect();
+    let asked: Vec<_> = upstream.requests().into_iter().filter(|request| request.method == "GET").collect();
     assert_eq!((asked.len(), asked[0].target.as_str()), (1, "/payments/by-key/k"));
     assert_eq!(upstream.executions("k"), 1);
 }

@@ -471,8 +471,8 @@ fn wait_for_end(child: &mut Child, log: &Log) -> ExitStatus {
 fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>, context: impl FnOnce() -> String) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        if let Some(seen) = look() {
-            return seen;
+        if let Some(value) = look() {
+            return value;
         }
         if Instant::now() > deadline {
             panic!("waited in vain until {what}; {}", context());
@@ -485,8 +485,8 @@ fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>, context: impl FnOnc
 pub(crate) async fn until_async<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        if let Some(seen) = look().await {
-            return seen;
+        if let Some(value) = look().await {
+            return value;
         }
         assert!(Instant::now() <= deadline, "waited in vain until {what}");
         tokio::time::sleep(LOOK_EVERY).await;

@@ -125,12 +125,12 @@ struct StoppedNodes {
 }
 
 impl StoppedNodes {
-    async fn at(place: &str) -> StoppedNodes {
+    async fn at(failpoint: &str) -> StoppedNodes {
         let upstream = Upstream::start().await;
         let defaults = "[defaults]\nin_flight = \"conflict\"\n";
         let before = Setup::before(&upstream.url()).config(&soon(defaults));
         let after = before.clone().config(&soon(&format!("{defaults}scope = \"tenant\"\n")));
-        let armed = before.clone().variable("IBID_FAILPOINTS", &format!("{place}=1*return(stop)"));
+        let armed = before.clone().variable("IBID_FAILPOINTS", &format!("{failpoint}=1*return(stop)"));
         let old = block_in_place(|| armed.start());
         let addr = old.addr();
         let asked =

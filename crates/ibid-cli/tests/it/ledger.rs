@@ -155,10 +155,10 @@ fn usage_errors_and_missing_files_have_different_exit_codes() {
     ] {
         assert_eq!(ask(ours, "a.csv", more).0, Some(2), "{ours} {more:?}");
     }
-    let (code, said) = ask("a.csv", "a.csv", &["--key", "id"]);
-    assert!(code == Some(2) && said.contains("hint: its columns are `key`, `amount`"), "{said}");
-    let (code, said) = ask("effects", "a.csv", &[]);
-    assert!(code == Some(3) && said.contains("there is no database"), "{said}");
+    let (code, stderr) = ask("a.csv", "a.csv", &["--key", "id"]);
+    assert!(code == Some(2) && stderr.contains("hint: its columns are `key`, `amount`"), "{stderr}");
+    let (code, stderr) = ask("effects", "a.csv", &[]);
+    assert!(code == Some(3) && stderr.contains("there is no database"), "{stderr}");
 }
 
 #[test]

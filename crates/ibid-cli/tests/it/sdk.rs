@@ -95,7 +95,7 @@ async fn calls(
     upstream.behave("cut=read");
     let outcome = sdk.call();
     assert!(outcome.starts_with("error "), "{outcome}");
-    upstream.requests().iter().map(|seen| format!("{} {}", seen.method, seen.target)).collect()
+    upstream.requests().iter().map(|request| format!("{} {}", request.method, request.target)).collect()
 }
 
 /// Ways to lose a response between the gateway and its client.

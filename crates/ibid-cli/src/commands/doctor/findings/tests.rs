@@ -68,9 +68,9 @@ fn a_clock_gap_of_a_second_plus_the_round_trip_is_fine() {
     assert_eq!(amiss(gap(1_000_000, 0)), []);
     assert_eq!(amiss(gap(-1_900_000, 900)), []);
     for far in [gap(1_000_001, 0), gap(-2_000_000, 900)] {
-        let (check, grade, said) = one(far);
+        let (check, grade, text) = one(far);
         assert_eq!((check, grade), ("clock", Grade::Warning));
-        assert!(said.contains("the node's time never decides"), "{said}");
+        assert!(text.contains("the node's time never decides"), "{text}");
     }
     assert!(one(gap(-2_000_000, 0)).2.starts_with("the store is 2000.0 ms behind this node"));
 }
@@ -81,9 +81,9 @@ fn what_opening_refuses_is_bad_and_what_it_accepts_a_warning() {
         checkup.durability[1] =
             Setting { name: "synchronous_commit", value: "off".to_owned(), is_weak: true };
     };
-    let (check, grade, said) = one(weak);
+    let (check, grade, text) = one(weak);
     assert_eq!((check, grade), ("durability", Grade::Bad));
-    assert!(said.contains("(`synchronous_commit = off`)") && said.contains("accept_weak"), "{said}");
+    assert!(text.contains("(`synchronous_commit = off`)") && text.contains("accept_weak"), "{text}");
     let accepted = one(|checkup| {
         weak(checkup);
         checkup.weak_accepted = true;

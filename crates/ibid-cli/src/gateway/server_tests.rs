@@ -96,7 +96,7 @@ async fn an_idle_connection_is_closed_in_time() {
 }
 
 #[tokio::test]
-async fn a_drain_lets_requests_finish_and_closes_what_is_idle() {
+async fn a_drain_finishes_requests_and_closes_idle_connections() {
     let server = Server::start(ServerLimits::default()).await;
     let mut idle = Client::connect(server.addr).await;
     idle.call(&TestRequest::get("/")).await;
@@ -151,7 +151,7 @@ async fn a_request_with_two_lengths_reaches_the_upstream_with_one() {
 }
 
 #[tokio::test]
-async fn what_a_client_sends_and_gets_is_the_same_through_the_gateway() {
+async fn requests_and_responses_pass_the_gateway_unchanged() {
     let (upstream, mut client) = through_to_upstream().await;
     let expecting = TestRequest::post("/pay").key("a").body("held back").expect_continue();
     let answer = client.call(&expecting).await;
@@ -204,7 +204,7 @@ impl Server {
                         "/endless" => endless(),
                         "/quiet" => quiet(release),
                         "/large" => Full::from(vec![0; LARGE]).boxed_unsync(),
-                        _ => Full::from(what_is_known(&request)).boxed_unsync(),
+                        _ => Full::from(describe_peer(&request)).boxed_unsync(),
                     };
                     Ok::<_, Infallible>(Response::new(body))
                 }
@@ -249,7 +249,7 @@ fn quiet(release: Arc<Notify>) -> TestBody {
     StreamBody::new(futures_util::StreamExt::chain(first, last)).boxed_unsync()
 }
 
-fn what_is_known(request: &http::Request<Incoming>) -> String {
+fn describe_peer(request: &http::Request<Incoming>) -> String {
     let connection: &Arc<Connection> = request.extensions().get().unwrap();
     let version: Version = request.version();
     format!("{version:?} {}", connection.peer)

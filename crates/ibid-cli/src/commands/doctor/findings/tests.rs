@@ -76,7 +76,7 @@ fn a_clock_gap_of_a_second_plus_the_round_trip_is_fine() {
 }
 
 #[test]
-fn what_opening_refuses_is_bad_and_what_it_accepts_a_warning() {
+fn a_weak_setting_is_bad_unless_it_is_accepted() {
     let weak = |checkup: &mut Checkup| {
         checkup.durability[1] =
             Setting { name: "synchronous_commit", value: "off".to_owned(), is_weak: true };
@@ -105,7 +105,7 @@ fn a_schema_is_current_old_or_from_the_future() {
 }
 
 #[test]
-fn only_a_synchronous_standby_keeps_what_was_acknowledged() {
+fn only_a_synchronous_standby_keeps_acknowledged_commits() {
     let with = |awaited: &str, connected: Vec<Standby>| {
         let standbys = Standbys { awaited: awaited.to_owned(), connected };
         amiss(|checkup| checkup.standbys = Some(standbys))
@@ -143,7 +143,7 @@ fn only_records_that_need_an_operator_are_a_warning() {
 }
 
 #[test]
-fn who_made_the_secret_is_said() {
+fn the_origin_of_the_secret_is_shown() {
     let text = |configured, kept| secret(configured, kept).found;
     assert_eq!(text(0, true), "made by the store itself");
     assert_eq!(text(2, false), "configured: 2");

@@ -141,10 +141,12 @@ fn response(ride_id: &str, receipt_id: Option<String>) -> Response {
     (status, [(LOCATION, format!("/rides/{ride_id}"))], Json(body)).into_response()
 }
 
-/// Logs why a phase failed and returns 503. The route's policy keeps the committed phases and lets the client retry; the
-/// retry continues after the last committed one.
+/// Logs why a phase failed and returns 503. The route's policy lets the client retry, and the retry continues after the
+/// last committed phase.
+///
+/// One exception: with [`InDoubt::Wait`], ibid makes a record with an in-doubt charge `unknown`, and no retry runs it.
 fn phase_failure<E: std::fmt::Debug>(error: &PhaseError<E>) -> Problem {
-    tracing::error!(?error, "ride interrupted; the next attempt continues after the last committed phase");
+    tracing::error!(?error, "ride interrupted; its committed phases are kept");
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "try again later")
 }
 

@@ -129,6 +129,6 @@ async fn start_on<D: Backend>(
 /// usually kill a process 30 seconds after SIGTERM, so 25 leave some room on both sides.
 const STOP_WITHIN: Duration = Duration::from_secs(25);
 
-/// Upper bound for closing the pool. At this point nothing is left to write, so a database that does not answer is not
+/// Upper bound for closing the pool. All work has ended or was aborted by then, so a database that does not answer is not
 /// worth a longer wait.
 const CLOSE_WITHIN: Duration = Duration::from_secs(2);

@@ -344,9 +344,9 @@ async fn a_goaway_proves_nothing_for_its_last_stream() {
 
 /// Like the test for HTTP/1.1 above: the upstream goes away and refuses while streams open.
 ///
-/// The HTTP library sometimes forgets a request that is queued while its connection ends, and never answers it (about one in ten
-/// thousand here, more with the usual executor). So each request has a deadline, which every caller of the forwarder
-/// must set; a request that reaches it is uncertain.
+/// The HTTP library sometimes forgets a request that is queued while its connection ends, and never answers it (about one
+/// in ten thousand here, more with the usual executor). So each request has a deadline, which every caller of the
+/// forwarder must set; a request that reaches it is uncertain.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_race_with_a_goaway_proves_nothing_false() {
     let upstream = UpstreamH2::start().await;

@@ -1,4 +1,4 @@
-# Django on gunicorn: the handler outlasts the worker's --timeout, and gunicorn kills the worker.
+# Django on gunicorn: the handler runs longer than the worker's --timeout, and gunicorn kills the worker.
 import os
 import time
 

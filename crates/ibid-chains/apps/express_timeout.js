@@ -1,4 +1,4 @@
-// Express with connect-timeout: the handler goes on after the time-out has answered 503.
+// Express with connect-timeout: the handler keeps running after the time-out has responded with 503.
 const express = require('express')
 const timeout = require('connect-timeout')
 const { appendFileSync } = require('fs')

@@ -1,4 +1,4 @@
-# FastAPI on uvicorn: one handler that fails after its work, and one that takes its time.
+# FastAPI on uvicorn: one handler that fails after its work, and one that is slow.
 import asyncio
 import os
 

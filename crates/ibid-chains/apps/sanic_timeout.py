@@ -1,4 +1,5 @@
-# Sanic with a short RESPONSE_TIMEOUT (its default is 60 s): the handler has begun when it answers 503.
+# Sanic with a short RESPONSE_TIMEOUT (its default is 60 s): the handler is already running when Sanic responds with
+# 503.
 import asyncio
 import os
 

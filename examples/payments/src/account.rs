@@ -1,6 +1,6 @@
-//! Authentication: a bearer token belongs to an account, and the account is the tenant of every key.
+//! Authentication: a bearer token belongs to an account, and the account is the tenant of every idempotency key.
 //!
-//! The account never comes from the body, where a client could name any account. Only digests of tokens are kept.
+//! The account never comes from the body, where a client could name any account. Only digests of tokens stay in memory.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,40 +18,41 @@ use uuid::Uuid;
 
 use crate::problem::Problem;
 
-/// The account of a request. Handlers take it as an argument.
+/// The authenticated account of a request. Handlers take it as an argument.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Account(pub String);
 
-/// Which token belongs to which account. Clones share the list.
+/// The accounts by the digest of their tokens. Clones share the map.
 #[derive(Clone)]
 pub struct Accounts(Arc<HashMap<[u8; 32], Account>>);
 
 impl Accounts {
-    /// Reads a file.
+    /// Reads and parses an accounts file.
     pub fn read(path: &str) -> Result<Accounts, String> {
         let text = std::fs::read_to_string(path).map_err(|error| format!("cannot read `{path}`: {error}"))?;
         Accounts::parse(&text)
     }
 
-    /// Parses `token = account` line by line. Lines that start with `#` are comments. Errors do not show tokens.
+    /// Parses `token = account` line by line. Lines that start with `#` are comments. Errors name the line but do not show
+    /// it, because it may contain a token.
     pub fn parse(text: &str) -> Result<Accounts, String> {
         let mut accounts = HashMap::new();
         for (number, line) in (1..).zip(text.lines().map(str::trim)) {
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
-            // A token may end in `=`, an account may not.
+            // Split at the last `=`: a base64 token may end in `=`, an account may not.
             let (token, account) = line.rsplit_once('=').unwrap_or_default();
             let (token, account) = (token.trim(), account.trim());
             if token.is_empty() || account.is_empty() || line.split_whitespace().count() > 3 {
                 return Err(format!("line {number} is not `token = account`"));
             }
             if accounts.insert(digest(token), Account(account.to_owned())).is_some() {
-                return Err(format!("the token on line {number} is on an earlier line, too"));
+                return Err(format!("the token on line {number} is also on an earlier line"));
             }
         }
         if accounts.is_empty() {
-            Err("there is no account in it".to_owned())
+            Err("the file contains no account".to_owned())
         } else {
             Ok(Accounts(accounts.into()))
         }
@@ -64,7 +65,8 @@ impl fmt::Debug for Accounts {
     }
 }
 
-/// The middleware: every request needs an account, except webhooks, which are signed.
+/// Middleware that requires an account for every request, except for webhooks: these are signed, and ibid checks the
+/// signature.
 pub async fn authenticate(
     State(accounts): State<Option<Accounts>>,
     mut request: Request,
@@ -82,7 +84,7 @@ pub async fn authenticate(
     }
 }
 
-/// Returns the account as tenant: the same key of another account is another request.
+/// Returns the account as the tenant, so that equal keys of two accounts are two different requests.
 pub fn tenant(head: &request::Parts) -> Result<Tenant, MissingIdentity> {
     let account = head.extensions.get::<Account>().ok_or(MissingIdentity)?;
     Tenant::new(&account.0).map_err(|_| MissingIdentity)
@@ -98,7 +100,7 @@ impl<S: Sync> FromRequestParts<S> for Account {
 
 fn account_of(accounts: Option<&Accounts>, headers: &HeaderMap) -> Option<Account> {
     let mut lines = headers.get_all(AUTHORIZATION).iter();
-    // With two lines, another hop might go by the other one.
+    // Refuse two `Authorization` lines: a proxy in front of us may have checked the other one.
     let (Some(line), None) = (lines.next(), lines.next()) else { return None };
     let (scheme, token) = line.to_str().ok()?.split_once(' ')?;
     let token =
@@ -106,12 +108,15 @@ fn account_of(accounts: Option<&Accounts>, headers: &HeaderMap) -> Option<Accoun
     let digest = digest(token);
     match accounts {
         Some(accounts) => accounts.0.get(&digest).cloned(),
-        // Each token is an account. 128 bits of the digest are unique, and a short name.
+        // Each token is an account. 128 bits of the digest are unique in practice and make a short name.
         None => Uuid::from_slice(&digest[..16]).ok().map(|id| Account(format!("token-{}", id.simple()))),
     }
 }
 
-/// Looking up a digest in a hash map takes no time that depends on how much of a guessed token is right.
+/// Hashes a token for the lookup in [`Accounts`].
+///
+/// Comparing tokens byte by byte would leak through its timing how much of a guessed token is right. The digest of a guess
+/// tells nothing about the digest of a token that shares a prefix with it.
 fn digest(token: &str) -> [u8; 32] {
     Sha256::new_with_prefix(b"payments account of token 1\0").chain_update(token).finalize().into()
 }
@@ -146,7 +151,7 @@ mod tests {
 
     #[test]
     fn without_a_list_each_token_is_an_account() {
-        // Another digest would rename every account, and its payments would be lost to it.
+        // A different digest would rename every account, and clients would no longer see their payments.
         assert_eq!(account(None, "Bearer token"), Some("token-0a547535588f7c75e8f23e00362610b9".into()));
         assert_ne!(account(None, "Bearer token2"), account(None, "Bearer token"));
         assert_eq!(account(None, "Basic token"), None);

@@ -1,7 +1,7 @@
-//! The routes, and the order in which a request meets the layers.
+//! The routes, and the order of the layers around them.
 //!
 //! Outermost first: authentication ([`crate::account`]), validation ([`crate::input`]), ibid, the handler. `GET` needs no
-//! key and changes nothing.
+//! key, because it changes nothing.
 
 use std::time::Duration;
 
@@ -27,18 +27,18 @@ use crate::serve::Failure;
 use crate::worker::InDoubt;
 use crate::{payments, rides};
 
-/// What the handlers work with.
+/// State that is shared by all handlers.
 #[derive(Clone, Debug)]
 pub struct App<D> {
-    /// For reads.
+    /// Connection pool for reads.
     pub db: Db,
-    /// For writes, in one transaction with the record.
+    /// Database for writes, which commit in one transaction with ibid's record.
     pub database: D,
-    /// The processor, for rides.
+    /// Client that charges rides. Payments are charged by the worker, with a separate client.
     pub processor: ProcessorClient,
     /// Lease of attempts and effects.
     pub lease: Duration,
-    /// What to do about a charge whose response was lost.
+    /// Handling of charges whose response was lost.
     pub in_doubt: InDoubt,
 }
 
@@ -48,7 +48,7 @@ impl<D> FromRef<App<D>> for Db {
     }
 }
 
-/// Builds the router.
+/// Builds the router with all layers.
 pub fn router<D: Backend>(
     app: App<D>,
     ibid: Ibid,
@@ -61,32 +61,37 @@ pub fn router<D: Backend>(
         .route("/payments/{id}", get(payments::show))
         .route(RIDES, post(rides::create))
         .route("/rides/{id}", get(rides::show))
-        // ibid answers its own pages (the status of a key, webhooks) before the request gets here.
+        // Without this route axum would not run the layers for ibid's own pages (the status of a key, webhooks). ibid answers
+        // these itself, so a request that gets to this handler asks for a page that does not exist.
         .route("/.ibid/{*page}", any(async || Problem::not_found()))
         .with_state(app.clone());
-    // The sweeper resumes lapsed rides on the handlers themselves: it has no token, and the key is reserved already.
+    // The sweeper resumes lapsed rides on the bare routes, without the layers: it has no token, and the key is already
+    // reserved.
     let guard = guard.resumes::<_, Body, _>(routes.clone());
-    // The last layer is outermost. ibid is inside the other two, so that no unknown client and no invalid body uses a key.
+    // The layer added last is outermost. ibid is inside the other two, so that neither an unknown client nor an invalid body
+    // uses up a key.
     let routes =
         routes.layer(guard).layer(from_fn(validate)).layer(from_fn_with_state(accounts, authenticate));
     let health = Router::new().route("/health", get(health)).with_state(app.db);
     Ok(health.merge(routes).fallback(async || Problem::not_found()))
 }
 
-/// Tells a load balancer whether the database answers.
+/// Answers 200 if the database does, for load balancers.
 async fn health(State(db): State<Db>) -> Result<Json<Value>, Problem> {
     on_pool!(&db, pool => sqlx::query("select 1").execute(pool).await.map(drop))?;
     Ok(Json(json!({ "status": "ok" })))
 }
 
-/// Guards every `POST`, with separate policies for payments and rides.
+/// Builds the idempotency layer: it guards every `POST`, with separate policies for payments and rides.
 fn guard(ibid: Ibid, lease: Duration, hook: Option<HookSecret>) -> Result<IdempotencyLayer, Failure> {
-    // Replays for a month. For a year after that, an old key is refused instead of charged again.
+    // Retries replay the response for a month. For a year after that, an old key is refused: running it again would charge
+    // again.
     let money = Policy { lease, ..Policy::payments() };
-    // The handler of a payment does everything in one transaction, which fences out an attempt that lost its lease.
+    // A payment is one transaction, which fails to commit if the attempt has lost its lease. So a lapsed attempt has
+    // either committed everything or nothing, and the next one may simply run.
     let one = Policy::one_transaction();
     let payments = Policy { on_lapse: one.on_lapse, on_server_error: one.on_server_error, ..money.clone() };
-    // A ride continues after its last committed phase, so a server error is safe to retry, too.
+    // A ride continues after its last committed phase, so it is also safe to retry after a server error.
     let rides = Policy { on_lapse: OnLapse::Resume, on_server_error: OnServerError::Retry, ..money.clone() };
     let rule = |pattern: &str, policy| Rule {
         methods: vec![Method::POST],
@@ -100,7 +105,10 @@ fn guard(ibid: Ibid, lease: Duration, hook: Option<HookSecret>) -> Result<Idempo
         .hooks(hooks.into_iter().collect())?)
 }
 
-/// The processor reports every charge, and names it by the key that the worker sent. So a webhook needs no tenant.
+/// Describes the processor's webhook: how it is signed, and how its fields map to the outcome of a charge.
+///
+/// The processor names each charge by the downstream key that the worker sent. ibid derived that key from the record, so a
+/// webhook needs no tenant.
 fn processor_hook(secret: HookSecret) -> Result<Hook, Failure> {
     let mapping = HookMapping {
         target: HookTarget::DownstreamKey(Pointer::parse("/data/idempotencyKey")?),

@@ -1,4 +1,4 @@
-//! The command line.
+//! Command-line options of the server.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub struct Config {
     /// The card processor: `http://host:port`
     #[arg(long, value_name = "URL")]
     pub provider: http::Uri,
-    /// How long an attempt may be silent before another takes over
+    /// Time that an attempt may be silent before another one takes over
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
     pub lease: Duration,
     /// Tokens and their accounts, one `token = account` per line. Without it each token is a separate account
@@ -34,8 +34,8 @@ pub struct Config {
     /// The processor does not deduplicate by our key: a charge without a response waits for the webhook or an operator
     #[arg(long)]
     pub charge_once: bool,
-    /// The processor does not deduplicate, but can be asked: it is, this long after a charge without a response, when no
-    /// call can be in flight any more. The charge is repeated only after a "no"
+    /// The processor does not deduplicate, but can be queried. A charge without a response is looked up after this time,
+    /// when no call can be in flight any more, and repeated only if the processor does not know it
     #[arg(long, value_name = "DURATION", value_parser = duration, conflicts_with = "charge_once")]
     pub verify_after: Option<Duration>,
     /// Interval between scans for lapsed requests
@@ -47,7 +47,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Returns what to do about a charge whose response was lost.
+    /// Returns how to handle a charge whose response was lost.
     pub fn in_doubt(&self) -> InDoubt {
         match (self.verify_after, self.charge_once) {
             (Some(settle), _) => InDoubt::Verify { settle },

@@ -1,6 +1,6 @@
-//! The application's tables, in the same database as ibid's records, because only then can both commit together.
+//! The application's tables, in the same database as ibid's records: only then can both commit in one transaction.
 //!
-//! Every statement runs on PostgreSQL and on SQLite. An application with one database uses `SqlxPostgres` (or
+//! Every statement runs on PostgreSQL and on SQLite. An application with one database writes `SqlxPostgres` (or
 //! `SqlxSqlite`) where this one has `D: Backend`, and needs nothing below [`Db`].
 
 use std::ops::DerefMut;
@@ -22,9 +22,9 @@ use crate::serve::Failure;
 /// A pool of connections. Clones share it.
 #[derive(Clone, Debug)]
 pub enum Db {
-    /// A server.
+    /// Connections to a PostgreSQL server.
     Postgres(PgPool),
-    /// A file.
+    /// Connections to an SQLite file.
     Sqlite(SqlitePool),
 }
 
@@ -49,7 +49,7 @@ impl Db {
         };
         let options = SqliteConnectOptions::new()
             .filename(path)
-            // With less, a payment can be lost in a power cut after its response was sent.
+            // With a weaker setting, a power cut can lose a payment whose response was already sent.
             .synchronous(SqliteSynchronous::Full)
             .foreign_keys(true)
             .busy_timeout(WAIT_MAX);
@@ -57,8 +57,9 @@ impl Db {
         pool.connect_with(options).await.map(Db::Sqlite)
     }
 
-    /// Creates the missing tables. They reference ibid's, so its store must have been opened. Several nodes may do this at
-    /// once: `create … if not exists` alone could then fail, so a lock comes first.
+    /// Creates the tables that are missing. They reference ibid's tables, so open ibid's store first.
+    ///
+    /// Several nodes may call this at once. `create … if not exists` alone can then fail, so a lock comes first.
     pub async fn create_tables(&self) -> Result<(), sqlx::Error> {
         match self {
             Db::Postgres(pool) => {
@@ -76,7 +77,7 @@ impl Db {
         }
     }
 
-    /// Closes all connections, after the statements that run on them.
+    /// Closes all connections, each after the statement that runs on it.
     pub async fn close(&self) {
         match self {
             Db::Postgres(pool) => pool.close().await,
@@ -97,20 +98,20 @@ macro_rules! on_pool {
 
 pub(crate) use on_pool;
 
-/// The database that ibid opens transactions on, with statements of ours inside them.
+/// A database whose ibid transactions also run the application's [`Statements`].
 pub trait Backend: Database<Tx: DerefMut<Target: Statements> + 'static> + Clone + 'static {}
 
 impl Backend for SqlxPostgres {}
 impl Backend for SqlxSqlite {}
 
-/// A parameter of a statement.
+/// A parameter of an SQL statement.
 #[derive(Clone, Copy, Debug)]
 pub enum SqlValue<'a> {
-    /// Text, or null.
+    /// A text, or null.
     Text(Option<&'a str>),
-    /// A number.
+    /// A 64-bit signed integer.
     Integer(i64),
-    /// Bytes.
+    /// A byte string, such as the id of a record.
     Bytes(&'a [u8]),
 }
 
@@ -151,14 +152,16 @@ macro_rules! statements_on {
 statements_on!(PgConnection);
 statements_on!(SqliteConnection);
 
-/// Enough to keep a small server busy; a large one is shared with other nodes.
+/// Enough connections to keep a small server busy. A large server is shared by several nodes, each with this many.
 const PG_CONNECTIONS_MAX: u32 = 16;
 
-/// One writes at a time, the others read or wait.
+/// SQLite has one writer at a time; the other connections read or wait for it.
 const SQLITE_CONNECTIONS_MAX: u32 = 4;
 
-/// About as long as a client waits before it retries. Transactions take milliseconds.
+/// Upper bound for the wait for a connection or for SQLite's write lock.
+///
+/// Transactions take milliseconds, and after about this long a client retries anyway.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// `payments` in ASCII, so that no other program uses this lock by chance.
+/// Key of the advisory lock around schema changes: `payments` in ASCII, so that no other program uses it by chance.
 const SCHEMA_LOCK: i64 = 0x7061_796d_656e_7473;

@@ -1,8 +1,8 @@
 //! Validation of request bodies, before ibid reserves the key.
 //!
-//! A request that cannot be executed as written must not use up its key, so that the client may correct it and send it
-//! under the same key. A retry is validated like the first request: stricter rules also refuse retries of requests that
-//! were accepted before, so they need a new path or version.
+//! A request that cannot be executed as written must not use up its key: the client may correct it and send it again under
+//! the same key. Retries are validated, too. Stricter rules would therefore refuse the retry of a request that was accepted
+//! before, so they need a new path or version.
 
 use std::fmt;
 use std::time::Duration;
@@ -17,21 +17,21 @@ use serde_json::{Map, Value};
 
 use crate::problem::Problem;
 
-/// A payment to make.
+/// A valid request for a payment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewPayment {
     /// Customer whose card is charged.
     pub customer_id: String,
-    /// More than zero, in the smallest unit of the currency.
+    /// Amount in the smallest unit of the currency; more than zero.
     pub amount_cents: i64,
-    /// ISO 4217.
+    /// Currency code of ISO 4217.
     pub currency: String,
 }
 
-/// A ride to book and pay.
+/// A valid request to book and pay a ride.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewRide {
-    /// Who pays, and how much.
+    /// The payer and the amount.
     pub payment: NewPayment,
     /// Start of the ride.
     pub origin: String,
@@ -39,12 +39,12 @@ pub struct NewRide {
     pub destination: String,
 }
 
-/// A valid body, as an argument of a handler.
+/// Extractor that gives a handler the parsed body.
 pub struct Valid<T>(pub T);
 
-/// A body that can be read field by field.
+/// A request that is read from a JSON object, field by field.
 pub trait Input: Sized {
-    /// Reads the fields; `None` if one is invalid.
+    /// Reads the fields. Returns `None` if one is invalid; `fields` then has the errors.
     fn read(fields: &mut InputFields) -> Option<Self>;
 }
 
@@ -65,22 +65,24 @@ impl Input for NewRide {
     }
 }
 
-/// Parses a body, or reports everything that is wrong with it.
+/// Parses a body, or returns a problem that lists every invalid field.
 pub fn parse<T: Input>(body: &[u8]) -> Result<T, Problem> {
     let object = serde_json::from_slice(body);
     let UniqueFields(left) =
         object.map_err(|error| Problem::new(StatusCode::BAD_REQUEST, error.to_string()))?;
     let mut fields = InputFields { left, errors: Vec::new() };
     let input = T::read(&mut fields);
-    // An unknown field is most likely a misspelt one, and must not be ignored.
+    // An unknown field is most likely a misspelt one. Ignoring it would execute another request than the client meant.
     let unknown =
         fields.left.into_iter().map(|(name, _)| (name, "is not a field of this request".to_owned()));
     fields.errors.extend(unknown);
     input.filter(|_| fields.errors.is_empty()).ok_or_else(|| Problem::invalid(fields.errors))
 }
 
-/// The fields of a JSON object. A name that occurs twice is refused: parsers disagree on which value counts, and one of
-/// them may be the amount.
+/// The fields of a JSON object, each of which occurs once.
+///
+/// `serde_json` would silently keep the last of two equal names. Other parsers keep the first, so a proxy or an audit log
+/// could see another amount than the one that is charged.
 struct UniqueFields(Map<String, Value>);
 
 impl<'de> Deserialize<'de> for UniqueFields {
@@ -110,7 +112,7 @@ impl<'de> Deserialize<'de> for UniqueFields {
     }
 }
 
-/// The fields that are still to be read, and the errors so far.
+/// The fields that are still unread, and the errors so far.
 pub struct InputFields {
     left: Map<String, Value>,
     errors: Vec<(String, String)>,
@@ -119,7 +121,7 @@ pub struct InputFields {
 impl InputFields {
     fn text(&mut self, name: &str, bytes_max: usize) -> Option<String> {
         let is_valid = |text: &String| {
-            // PostgreSQL cannot store a NUL, and a name has no other control characters either.
+            // PostgreSQL cannot store a NUL, and no name or address needs another control character.
             (1..=bytes_max).contains(&text.len())
                 && !text.trim().is_empty()
                 && !text.contains(char::is_control)
@@ -129,7 +131,8 @@ impl InputFields {
         self.check(name, text, || format!("must be a text of at most {bytes_max} bytes on one line"))
     }
 
-    /// `10.0` and `1e3` are refused: a parser that rounds these to 10 might round `10.005` as well.
+    /// Reads an amount in cents. Refuses `10.0` and `1e3`, because a rule that accepts these has to say how it rounds
+    /// `10.005`.
     fn amount(&mut self, name: &str) -> Option<i64> {
         let amount = self.left.remove(name).and_then(|value| value.as_i64()).filter(|amount| *amount > 0);
         self.check(name, amount, || {
@@ -151,8 +154,10 @@ impl InputFields {
     }
 }
 
-/// The middleware: validates bodies of the two `POST` routes. The bytes are passed on unchanged, because ibid takes their
-/// fingerprint.
+/// Middleware that validates the bodies of the two `POST` routes.
+///
+/// It passes the original bytes on, not the parsed value: ibid compares the fingerprint of a retry with that of the first
+/// request.
 pub async fn validate(request: Request, next: Next) -> Response {
     let check: fn(&[u8]) -> Result<(), Problem> = match (request.method(), request.uri().path()) {
         (&Method::POST, PAYMENTS) => |body| parse::<NewPayment>(body).map(drop),
@@ -183,19 +188,20 @@ impl<T: Input, S: Sync> FromRequest<S> for Valid<T> {
     }
 }
 
-/// Path of payments.
+/// Path of the payments collection.
 pub const PAYMENTS: &str = "/payments";
 
-/// Path of rides.
+/// Path of the rides collection.
 pub const RIDES: &str = "/rides";
 
-/// Currencies with a processor behind them.
+/// Currencies that the processor can charge.
 const CURRENCIES: [&str; 8] = ["AUD", "CAD", "CHF", "EUR", "GBP", "JPY", "SEK", "USD"];
 
-/// Five fields of at most 512 bytes each, with room for escapes.
+/// Largest request body: five fields of at most 512 bytes each, with room for JSON escapes.
 const BODY_BYTES_MAX: usize = 16 << 10;
 
-/// A few kilobytes arrive at once, or the connection is so bad that a new one is the better try.
+/// Time for a body to arrive. A few kilobytes take one round trip; on a connection that needs 10 s for them, the client is
+/// better off with a new connection.
 const BODY_WITHIN: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
@@ -208,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn an_amount_is_a_whole_number_from_1_to_2_to_the_63_less_1() {
+    fn an_amount_is_a_positive_64_bit_integer() {
         assert_eq!((amount("1"), amount("9223372036854775807")), (Some(1), Some(i64::MAX)));
         for json in ["9223372036854775808", "18446744073709551616", "1e30", "0", "-1", "-0", "-1.5"] {
             assert_eq!(amount(json), None, "{json}");

@@ -1,5 +1,8 @@
-//! `POST /payments`: the payment, the effect that charges it and the response commit in one transaction. The worker
-//! charges afterwards.
+//! `POST /payments`: one transaction commits the payment, the outbox effect that charges it, and the response. The worker
+//! ([`crate::worker`]) calls the processor afterwards.
+//!
+//! So the request never waits for the processor, and there is no moment at which a payment exists that no worker will
+//! charge.
 
 use axum::Json;
 use axum::extract::{Path, Query, State};
@@ -18,9 +21,10 @@ use crate::problem::Problem;
 use crate::processor::ChargeRequest;
 use crate::worker::ChargePayment;
 
-/// Creates a payment. ibid has reserved the key; every retry gets the response that is committed here.
+/// Creates a payment and enqueues its charge.
 ///
-/// An error is a 503 and leaves the key free, so the client sends the same request again.
+/// ibid has reserved the key before the handler runs. Every retry gets the response that is committed here. An error becomes
+/// a 503, for which the route's policy releases the key, so the client may send the same request again.
 pub(crate) async fn create<D: Backend>(
     State(app): State<App<D>>,
     guarded: GuardedRequest,
@@ -53,13 +57,13 @@ pub(crate) async fn create<D: Backend>(
     Ok(created.await?)
 }
 
-/// `GET /payments/{id}`, for the account that made it.
+/// `GET /payments/{id}`: a payment, visible only to the account that made it.
 pub(crate) async fn show(
     State(db): State<Db>,
     account: Account,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, Problem> {
-    // PostgreSQL refuses a NUL.
+    // PostgreSQL refuses a NUL in a parameter, and no id contains one.
     let id = Some(id).filter(|id| !id.contains('\0')).ok_or_else(Problem::not_found)?;
     let row: Option<PaymentRow> = on_pool!(&db, pool => sqlx::query_as(
         "select id, customer_id, amount_cents, currency, status, charge_id, created_at
@@ -68,7 +72,7 @@ pub(crate) async fn show(
     row.map(|row| Json(payment_json(row))).ok_or_else(Problem::not_found)
 }
 
-/// Parameters of [`list`].
+/// Query parameters of [`list`].
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ListQuery {
@@ -82,7 +86,7 @@ pub(crate) async fn list(
     Query(query): Query<ListQuery>,
 ) -> Result<Json<Value>, Problem> {
     let customer = Some(query.customer_id).filter(|id| !id.contains('\0')).ok_or_else(Problem::not_found)?;
-    // Ids are time-ordered.
+    // Ids are UUIDv7 and therefore in the order of time.
     let rows: Vec<PaymentRow> = on_pool!(&db, pool => sqlx::query_as(
         "select id, customer_id, amount_cents, currency, status, charge_id, created_at
            from payment where account = $1 and customer_id = $2 order by id desc limit $3",
@@ -99,10 +103,10 @@ fn payment_json((id, customer, amount, currency, status, charge, created_at): Pa
     })
 }
 
-/// Formats milliseconds since 1970.
+/// Formats milliseconds since 1970 as RFC 3339, for example `2026-01-31T12:00:00Z`.
 pub(crate) fn rfc3339(ms: i64) -> Option<String> {
     jiff::Timestamp::from_millisecond(ms).ok().map(|instant| instant.to_string())
 }
 
-/// A few screens.
+/// Largest number of payments in a list: a few screens.
 const LIST_MAX: i64 = 200;

@@ -7,7 +7,7 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AU
 use ibid::transaction::TxError;
 use serde_json::{Value, json};
 
-/// Why a request was refused.
+/// Reason for refusing a request, as a response.
 #[derive(Clone, Debug)]
 pub struct Problem {
     status: StatusCode,
@@ -16,31 +16,32 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A problem with this status.
+    /// Creates a problem with this status and explanation.
     pub fn new(status: StatusCode, detail: impl Into<String>) -> Problem {
         Problem { status, detail: detail.into(), errors: Vec::new() }
     }
 
-    /// No known credential.
+    /// Returns 401: the request has no token, or an unknown one.
     pub fn unauthorized() -> Problem {
         Problem::new(StatusCode::UNAUTHORIZED, "send `Authorization: Bearer` and a known token")
     }
 
-    /// Nothing there that this account may see.
+    /// Returns 404, also for what another account owns, so that a client cannot find out which ids exist.
     pub fn not_found() -> Problem {
-        Problem::new(StatusCode::NOT_FOUND, "there is no such thing")
+        Problem::new(StatusCode::NOT_FOUND, "there is no such resource")
     }
 
-    /// Invalid fields, each as name and what it must be.
+    /// Returns 422 with all invalid fields, each as its name and what it must be.
     pub fn invalid(errors: Vec<(String, String)>) -> Problem {
         let errors = errors.into_iter().map(|(field, detail)| json!({ "field": field, "detail": detail }));
         let errors = errors.collect();
         Problem { errors, ..Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "some fields are not valid") }
     }
 
-    /// The database or the processor did not answer. The client may retry; the cause is for the log only.
+    /// Returns 503, because the database or the processor did not answer. The client may retry. The cause is logged, and
+    /// not shown to the client.
     pub fn unavailable(error: &dyn std::error::Error) -> Problem {
-        tracing::error!(error = %error, cause = ?error.source(), "a request failed");
+        tracing::error!(error = %error, cause = ?error.source(), "request failed; the client may retry");
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "try again later")
     }
 }
@@ -74,7 +75,7 @@ impl IntoResponse for Problem {
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         match self.status {
             StatusCode::UNAUTHORIZED => headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
-            // Long enough for a pool to reconnect after the database restarts.
+            // Two seconds: long enough for the pool to reconnect after the database restarts.
             StatusCode::SERVICE_UNAVAILABLE => headers.insert(RETRY_AFTER, HeaderValue::from_static("2")),
             _ => None,
         };

@@ -1,4 +1,7 @@
-//! The client of the card processor. Each call is sent at most once, and its result says what may be done next.
+//! Client of the card processor.
+//!
+//! It sends each call at most once and never retries by itself. Its results distinguish "certainly not charged" from
+//! "perhaps charged", because only ibid knows whether a repetition is safe.
 
 use std::error::Error as _;
 use std::time::Duration;
@@ -25,7 +28,7 @@ pub struct ProcessorClient {
     trace: Option<TraceContext>,
 }
 
-/// What to charge.
+/// The body of a request for a charge.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ChargeRequest {
@@ -36,25 +39,25 @@ pub struct ChargeRequest {
 }
 
 impl ChargeRequest {
-    /// A charge for a payment or a ride; `reference` is its id.
+    /// Creates the request for a payment or a ride, whose id is `reference`.
     pub fn new(payment: &NewPayment, reference: &str) -> ChargeRequest {
         let NewPayment { customer_id, amount_cents, currency } = payment.clone();
         ChargeRequest { amount_cents, currency, customer_id, reference: reference.to_owned() }
     }
 }
 
-/// A charge that has ended, as it is stored with an effect or a phase.
+/// A finished charge, in the form that is stored with an effect or a phase.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Charge {
-    /// Whether the money is taken.
+    /// True if the money was taken, false if the charge was declined or refused.
     pub succeeded: bool,
-    /// The processor's id, if it made a charge.
+    /// The processor's id of the charge. A request that was refused outright has none.
     pub charge_id: Option<String>,
 }
 
 impl Charge {
-    /// Parses a charge as the processor writes it, in responses and webhooks.
+    /// Parses a charge in the processor's format, which is the same in responses and webhooks.
     pub fn parse(body: &[u8]) -> Option<Charge> {
         let body: serde_json::Value = serde_json::from_slice(body).ok()?;
         let succeeded = match body["status"].as_str()? {
@@ -65,7 +68,7 @@ impl Charge {
         Some(Charge { succeeded, charge_id: Some(body["chargeId"].as_str()?.to_owned()) })
     }
 
-    /// The status of what was to be paid.
+    /// Returns the status for the payment or ride.
     pub fn status(&self) -> &'static str {
         if self.succeeded { "succeeded" } else { "failed" }
     }
@@ -74,29 +77,29 @@ impl Charge {
 /// Result of a request for a charge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChargeOutcome {
-    /// The charge has ended, and how is certain.
+    /// The charge has ended, and its result is certain.
     Ended(Charge),
-    /// The processor refuses the request. What became of an earlier call is not known.
+    /// The processor refuses the request. An earlier call under this key may still have charged.
     Refused {
-        /// For the log.
+        /// Reason, for the log.
         why: String,
     },
-    /// Certainly not charged by this call. It may be repeated.
+    /// This call certainly did not charge. It may be repeated.
     NotMade {
-        /// For the log.
+        /// Reason, for the log.
         why: String,
-        /// How long the processor asks us to wait.
+        /// Pause that the processor asks for.
         after: Option<Duration>,
     },
-    /// Perhaps charged. It may be repeated only under the same key, and only if the processor deduplicates.
+    /// This call may have charged. It may be repeated only under the same key, and only if the processor deduplicates.
     Uncertain {
-        /// For the log.
+        /// Reason, for the log.
         why: String,
     },
 }
 
 impl ProcessorClient {
-    /// A client that waits this long for a response.
+    /// Creates a client that waits at most `timeout` for each response.
     pub fn new(url: &Uri, timeout: Duration) -> ProcessorClient {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
@@ -105,7 +108,8 @@ impl ProcessorClient {
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_MAX)
-            // Repeats only requests that hyper returns unsent.
+            // Safe for charges: hyper repeats only requests of which nothing was sent, on a pooled connection that had
+            // just been closed.
             .retry_canceled_requests(true)
             .build(connector);
         ProcessorClient {
@@ -116,14 +120,16 @@ impl ProcessorClient {
         }
     }
 
-    /// The same client for calls that are part of this trace.
+    /// Returns a client that shares the connections of this one and adds its calls to `trace`.
     #[must_use]
     pub fn traced(&self, trace: Option<TraceContext>) -> ProcessorClient {
         ProcessorClient { trace, ..self.clone() }
     }
 
-    /// Asks for a charge, once. Use the same key for every call for the same charge. `is_first` says that this is the
-    /// first call with this key.
+    /// Requests a charge, with one call.
+    ///
+    /// Use the same key for every call for the same charge. Pass `is_first` only if this is the first call with this key:
+    /// then a refusal, together with a lookup that finds no charge, proves that there is none.
     pub async fn charge(&self, key: &str, request: &ChargeRequest, is_first: bool) -> ChargeOutcome {
         let body = json!(request).to_string();
         let (status, headers, body) = match self.call(Method::POST, "/charges", Some(key), body).await {
@@ -132,8 +138,8 @@ impl ProcessorClient {
             Err(CallError::Uncertain(why)) => return ChargeOutcome::Uncertain { why },
         };
         match outcome(status, &headers, &body) {
-            // This proves something about this call only. An earlier one may have charged, and then the refusal has
-            // another reason, such as a changed credential.
+            // A refusal proves something about this call only. An earlier call with this key may have charged, and the
+            // refusal may have another reason, such as a revoked credential.
             ChargeOutcome::Refused { .. } if is_first && self.find(key).await == Ok(None) => {
                 ChargeOutcome::Ended(Charge { succeeded: false, charge_id: None })
             }
@@ -141,16 +147,17 @@ impl ProcessorClient {
         }
     }
 
-    /// Asks whether there is a charge with this key. `None` means there is none now; a request in flight may still make
-    /// one. On an error, ask again.
+    /// Looks up the charge with this key.
+    ///
+    /// `None` means that there is none now; a call in flight may still make one. An error proves nothing: ask again.
     pub async fn find(&self, key: &str) -> Result<Option<Charge>, CallError> {
-        // Downstream keys are hex digits and a prefix, so they need no escaping.
+        // Downstream keys are a prefix and hex digits, so they need no escaping.
         let path = format!("/charges?idempotency_key={key}");
         let (status, _, body) = self.call(Method::GET, &path, None, String::new()).await?;
         match (status, Charge::parse(&body)) {
             (StatusCode::OK, Some(charge)) => Ok(Some(charge)),
             (StatusCode::NOT_FOUND, _) => Ok(None),
-            _ => Err(CallError::Uncertain(format!("{status} says nothing about a charge"))),
+            _ => Err(CallError::Uncertain(format!("{status} does not say whether there is a charge"))),
         }
     }
 
@@ -176,7 +183,7 @@ impl ProcessorClient {
         let exchange = async {
             let response = self.client.request(request).await.map_err(|error| CallError::new(&error))?;
             let (head, body) = response.into_parts();
-            // Half a body is no response: the head does not say what was charged.
+            // A truncated body counts as no response, because the head alone does not say what was charged.
             let body = Limited::new(body, RESPONSE_BYTES_MAX).collect().await;
             let body =
                 body.map_err(|error| CallError::Uncertain(format!("the response broke off: {error}")))?;
@@ -187,17 +194,20 @@ impl ProcessorClient {
     }
 }
 
-/// A call without a response.
+/// A call that got no response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CallError {
-    /// The processor certainly read nothing of it.
+    /// The processor certainly received nothing.
     NotSent(String),
     /// The processor may have executed it.
     Uncertain(String),
 }
 
 impl CallError {
-    /// Not sent: requests without a connection, and those that hyper calls canceled. The processor may have read all others.
+    /// Classifies an error of hyper's client.
+    ///
+    /// Only a request that got no connection, or that hyper reports as canceled, was certainly not sent. The processor may
+    /// have received any other.
     fn new(error: &Error) -> CallError {
         let source = error.source().and_then(|source| source.downcast_ref::<hyper::Error>());
         let is_canceled = source.is_some_and(hyper::Error::is_canceled);
@@ -209,15 +219,16 @@ impl CallError {
     }
 }
 
-/// What a response proves.
+/// Returns what a complete response proves about the charge.
 fn outcome(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> ChargeOutcome {
     let why = status.to_string();
     match status {
         StatusCode::OK | StatusCode::CREATED | StatusCode::PAYMENT_REQUIRED => match Charge::parse(body) {
             Some(charge) => ChargeOutcome::Ended(charge),
-            None => ChargeOutcome::Uncertain { why: format!("{why} with a body that can't be read") },
+            None => ChargeOutcome::Uncertain { why: format!("{why} with an unreadable body") },
         },
-        // The processor documents that it sends these two before it looks at the charge.
+        // The processor documents that it sends these two before it looks at the charge. Without such a promise, they would
+        // be uncertain.
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
             let seconds = headers.get(RETRY_AFTER).and_then(|line| line.to_str().ok()?.parse().ok());
             ChargeOutcome::NotMade {
@@ -225,26 +236,28 @@ fn outcome(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> ChargeOutcom
                 after: seconds.map(Duration::from_secs).map(|s| s.min(RETRY_AFTER_MAX)),
             }
         }
-        // A proxy gave up waiting, or another request with this key is running.
+        // 408: a proxy stopped waiting, but the processor may not have. 409: another request with this key is running.
         StatusCode::REQUEST_TIMEOUT | StatusCode::CONFLICT => ChargeOutcome::Uncertain { why },
         status if status.is_client_error() => ChargeOutcome::Refused { why },
         _ => ChargeOutcome::Uncertain { why },
     }
 }
 
-/// How long a charge may take. Card networks answer within seconds, and some banks ask for a confirmation first.
+/// Time for one charge. Card networks answer within seconds, but some banks ask the cardholder for a confirmation first.
 pub const CHARGE_WITHIN: Duration = Duration::from_secs(20);
 
-/// A processor on the same continent accepts within a few round trips; two lost SYNs fit in.
+/// Time to connect. A processor on the same continent accepts within a few round trips, and two lost SYNs (1 s and 2 s)
+/// still fit in.
 const CONNECT_WITHIN: Duration = Duration::from_secs(4);
 
-/// Shorter than load balancers keep an idle connection (60 s or more), so that we close first.
+/// Time that an idle connection stays in the pool. Load balancers keep one for 60 s or more, so we close first and do not
+/// send a charge on a connection that is about to be closed.
 const IDLE_MAX: Duration = Duration::from_secs(30);
 
-/// A processor that asks for a longer pause has a wrong clock. Asking hourly does no harm.
+/// Longest pause that the processor may ask for. A longer one is most likely a mistake, and one call per hour does no harm.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
 
-/// A charge is a few hundred bytes; the rest is room for a proxy's error page.
+/// Largest response body. A charge is a few hundred bytes; the rest is room for a proxy's error page.
 const RESPONSE_BYTES_MAX: usize = 64 << 10;
 
 #[cfg(test)]

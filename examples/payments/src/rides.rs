@@ -1,7 +1,10 @@
-//! `POST /rides`: three phases. A committed phase does not run again, whether the client's retry continues or the sweeper
-//! of any node does.
+//! `POST /rides`: three phases, one of them the call to the processor. Use phases if the response needs the result of a
+//! call; otherwise prefer one transaction and the outbox, as in [`crate::payments`].
 //!
-//! A resumed request has no credentials, so the account is ibid's tenant.
+//! A committed phase does not run again, whether the ride is resumed by the client's retry or by the sweeper of any node.
+//!
+//! A ride that the sweeper resumes has no credentials. So the handler takes the account from ibid's tenant, which is stored
+//! with the record.
 
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse as _, Response};
@@ -25,7 +28,7 @@ use crate::problem::Problem;
 use crate::processor::{Charge, ChargeOutcome, ChargeRequest};
 use crate::worker::InDoubt;
 
-/// Books a ride and charges it.
+/// Books a ride, charges it and issues the receipt.
 pub(crate) async fn create<D: Backend>(
     State(app): State<App<D>>,
     guarded: GuardedRequest,
@@ -35,16 +38,16 @@ pub(crate) async fn create<D: Backend>(
 ) -> Result<Response, Problem> {
     let (record_id, account, ride) = (held.record_id(), guarded.tenant.as_str(), &ride);
 
-    // 1. The ride, in one transaction. Its id is the result of the phase: later attempts get the same id.
+    // 1. Insert the ride, in one transaction. Its id is the stored result of the phase, so later attempts get the same id.
     let ride_id: String = held
         .phase("ride_created", &app.database, async |mut tx| {
             insert_ride(&mut **tx, account, ride, record_id).await
         })
         .await
-        .map_err(|error| stopped(&error))?;
+        .map_err(|error| phase_failure(&error))?;
 
-    // 2. The charge, with no transaction open. What a later attempt may do about a call without a response depends on what
-    // the processor can do.
+    // 2. Charge, with no transaction open: a call may take 20 s and would hold row locks and a connection. If it gets no
+    // response, the processor's abilities decide what a later attempt may do (`InDoubt`).
     let request = ChargeRequest::new(&ride.payment, &ride_id);
     let is_first = guarded.attempt == 1;
     let processor = &app.processor.traced(trace.map(|Extension(trace)| trace));
@@ -66,9 +69,9 @@ pub(crate) async fn create<D: Backend>(
         InDoubt::Verify { settle } => held.outside_verified("charge_created", settle, verify, call).await,
         InDoubt::Wait => held.outside("charge_created", Care::Once, call).await,
     };
-    let charge = charged.map_err(|error| stopped(&error))?;
+    let charge = charged.map_err(|error| phase_failure(&error))?;
 
-    // 3. The result, in one transaction.
+    // 3. Write the result, in one transaction. The name of the phase says which result it is.
     let (id, charge) = (ride_id.as_str(), &charge);
     let name = if charge.succeeded { "receipt" } else { "ride_failed" };
     let receipt_id: Option<String> = held
@@ -88,13 +91,14 @@ pub(crate) async fn create<D: Backend>(
             Ok::<_, TxError>(receipt_id)
         })
         .await
-        .map_err(|error| stopped(&error))?;
+        .map_err(|error| phase_failure(&error))?;
 
-    // ibid stores the response, then sends it. If that fails, the next attempt gets here without doing anything twice.
+    // ibid stores the response before it sends it. If storing fails, the next attempt replays the three phases from their
+    // stored results and gets to this line without doing anything twice.
     Ok(response(&ride_id, receipt_id))
 }
 
-/// Writes a new ride and returns its id.
+/// Inserts a new ride and returns its id.
 async fn insert_ride<T: Statements + ?Sized>(
     tx: &mut T,
     account: &str,
@@ -120,7 +124,7 @@ async fn insert_ride<T: Statements + ?Sized>(
     Ok(ride_id)
 }
 
-/// The response to a ride that was paid, or whose card was declined.
+/// Builds the response: 201 for a paid ride, 402 if the card was declined.
 fn response(ride_id: &str, receipt_id: Option<String>) -> Response {
     let (status, body) = match receipt_id {
         Some(receipt_id) => (
@@ -135,21 +139,24 @@ fn response(ride_id: &str, receipt_id: Option<String>) -> Response {
     (status, [(LOCATION, format!("/rides/{ride_id}"))], Json(body)).into_response()
 }
 
-/// Answers 503, which leaves the key free: the client's retry continues after the last committed phase.
-fn stopped<E: std::fmt::Debug>(error: &PhaseError<E>) -> Problem {
-    tracing::error!(?error, "a ride stopped between two phases");
+/// Logs why a phase failed and returns 503. The route's policy lets the client retry, and the retry continues after the
+/// last committed phase.
+///
+/// One exception: with [`InDoubt::Wait`], ibid makes a record with an in-doubt charge `unknown`, and no retry runs it.
+fn phase_failure<E: std::fmt::Debug>(error: &PhaseError<E>) -> Problem {
+    tracing::error!(?error, "ride interrupted; its committed phases are kept");
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "try again later")
 }
 
 type RideRow = (String, String, String, String, i64, String, String, Option<String>, Option<String>, i64);
 
-/// `GET /rides/{id}`, for the account that booked it.
+/// `GET /rides/{id}`: a ride, visible only to the account that booked it.
 pub(crate) async fn show(
     State(db): State<Db>,
     account: Account,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, Problem> {
-    // PostgreSQL refuses a NUL.
+    // PostgreSQL refuses a NUL in a parameter, and no id contains one.
     let id = Some(id).filter(|id| !id.contains('\0')).ok_or_else(Problem::not_found)?;
     let row: Option<RideRow> = on_pool!(&db, pool => sqlx::query_as(
         "select id, customer_id, origin, destination, amount_cents, currency, status, charge_id, receipt_id, created_at

@@ -22,21 +22,22 @@ use crate::worker::{ChargePayment, Charger};
 /// Any error that ends the program.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// A running server.
+/// A running server: API, worker and upkeep.
 #[derive(Debug)]
 pub struct Server {
-    /// Address that it listens on.
+    /// Address that the API listens on, with the port that was chosen for port 0.
     pub address: SocketAddr,
-    /// Ends when everything has stopped and the database is closed.
+    /// Completes when everything has stopped and the database is closed.
     pub ended: JoinHandle<Result<(), Failure>>,
 }
 
-/// Starts the server. When `stop` is ready, it accepts no more requests and finishes the running ones.
+/// Starts the server. Once `stop` completes, it accepts no more requests and finishes the running ones, for at most
+/// `STOP_WITHIN`.
 pub async fn start(
     config: Config,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<Server, Failure> {
-    // In this order: our tables reference ibid's.
+    // The store comes first: it creates ibid's tables, which ours reference.
     let store = open_store(&config.store).await?;
     let db = Db::connect(&config.store).await?;
     db.create_tables().await?;
@@ -56,7 +57,8 @@ async fn start_on<D: Backend>(
     config: Config,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<Server, Failure> {
-    // A claim is not renewed, so two calls and the write of their result must fit into its lease.
+    // The worker does not renew the lease of a claimed effect. A charge makes up to two calls (the charge, and a lookup
+    // after a refusal); both and the write of the result must fit into the lease.
     let call_within = CHARGE_WITHIN.min(config.lease / 3);
     let charger = Charger { processor: ProcessorClient::new(&config.provider, call_within) };
     let worker = Worker::builder(ibid.clone(), database.clone())
@@ -74,7 +76,7 @@ async fn start_on<D: Backend>(
         lease: config.lease,
     };
     if config.accounts.is_none() {
-        tracing::warn!("no --accounts: each token is an account of its own, which is for trying out");
+        tracing::warn!("no --accounts: each token is a separate account; use this for trials only");
     }
     let router = api::router(app, ibid.clone(), config.accounts, config.hook_secret)?;
     let listener = TcpListener::bind(config.listen).await;
@@ -94,7 +96,7 @@ async fn start_on<D: Backend>(
             () = stopped => {}
         }
     });
-    let late = {
+    let deadline = {
         let stop = stop.clone();
         async move {
             stop.await;
@@ -104,25 +106,29 @@ async fn start_on<D: Backend>(
     let ended = async move {
         let serving = async {
             axum::serve(listener, router).with_graceful_shutdown(stop).await?;
-            // Attempts continue without their clients; those that the sweeper runs never had one.
+            // Attempts outlive their connections, and those that the sweeper resumed never had one. So the end of the
+            // HTTP server is not yet the end of the work.
             ibid.settled().await;
             worker.await.map_err(Failure::from)
         };
         tokio::select! {
             served = serving => served?,
-            // Work that is cut off lapses, and another node resumes it, or this one after a restart.
-            () = late => tracing::warn!("some work did not end in time and is cut off"),
+            // Safe: the leases of aborted work lapse, and another node, or this one after a restart, resumes it.
+            () = deadline => tracing::warn!("shutdown timed out; unfinished work is aborted and resumed later"),
         }
-        // Do not wait for connections of work that was cut off.
+        // Aborted work may still hold connections, so this wait is bounded, too.
         let _ = tokio::time::timeout(CLOSE_WITHIN, db.close()).await;
         Ok(())
     };
     Ok(Server { address, ended: tokio::spawn(ended) })
 }
 
-/// A charge that has just begun may take [`CHARGE_WITHIN`], and its result some more. Orchestrators kill a process 30
-/// seconds after they ask it to stop.
+/// Upper bound for finishing running work at shutdown.
+///
+/// A charge that has just begun may take [`CHARGE_WITHIN`] (20 s), and its result must still be written. Orchestrators
+/// usually kill a process 30 seconds after SIGTERM, so 25 leave some room on both sides.
 const STOP_WITHIN: Duration = Duration::from_secs(25);
 
-/// A database that does not answer is not worth a longer wait.
+/// Upper bound for closing the pool. All work has ended or was aborted by then, so a database that does not answer is not
+/// worth a longer wait.
 const CLOSE_WITHIN: Duration = Duration::from_secs(2);

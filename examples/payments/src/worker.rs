@@ -1,8 +1,8 @@
-//! The worker's handler: charges a payment after its transaction has committed.
+//! The outbox handler: charges a payment after its transaction has committed.
 //!
 //! A payment becomes `succeeded` or `failed` only when that is certain. If the effect ends without a certain result (dead
-//! or unknown), the payment stays `pending`, because the money may be taken, and an operator has to look. When an operator
-//! retries it (`ibid effects retry`), it ends the payment like any other.
+//! or unknown), the payment stays `pending`, because the money may have been taken, and an operator has to look at it. If
+//! the operator retries the effect (`ibid effects retry`), its result ends the payment in the same way.
 
 use std::ops::DerefMut;
 use std::time::Duration;
@@ -18,27 +18,27 @@ use serde_json::json;
 use crate::db::{SqlValue, Statements};
 use crate::processor::{Charge, ChargeOutcome, ChargeRequest, ProcessorClient};
 
-/// What to do about a charge whose response was lost. It depends on the processor.
+/// Handling of a charge whose response was lost. Choose it by what the processor can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InDoubt {
-    /// The processor deduplicates by our key: repeat the call.
+    /// Repeat the call: the processor deduplicates by our key.
     Repeat,
-    /// It does not, but can be asked by our key: ask before another call.
+    /// Look the charge up by our key before another call: the processor does not deduplicate, but can be queried.
     Verify {
-        /// How long a call may be in flight. An earlier "no" would prove nothing.
+        /// Longest time that a call may be in flight. A lookup that finds no charge before this time proves nothing.
         settle: Duration,
     },
-    /// Neither: wait for its webhook, or an operator.
+    /// Wait for the processor's webhook or an operator: the processor can do neither.
     Wait,
 }
 
-/// The effect of a payment.
+/// The effect that charges a payment, as it is stored in the outbox.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ChargePayment {
-    /// Id of the payment.
+    /// Id of the payment row.
     pub payment_id: String,
-    /// What to charge.
+    /// Body of the call, fixed when the payment commits: every try sends the same.
     pub request: ChargeRequest,
 }
 
@@ -61,10 +61,10 @@ impl ChargePayment {
     }
 }
 
-/// Handles [`ChargePayment`] effects.
+/// Outbox handler for [`ChargePayment`] effects.
 #[derive(Clone, Debug)]
 pub struct Charger {
-    /// The processor. Two of its time-outs must fit into the worker's.
+    /// Client of the processor. Twice its timeout must fit into the worker's, because a charge may need a second call.
     pub processor: ProcessorClient,
 }
 
@@ -75,31 +75,31 @@ impl<T: DerefMut<Target: Statements> + Send> EffectHandler<T> for Charger {
             Ok(payment) => payment,
             Err(error) => return CallOutcome::Refused { why: format!("unreadable: {error}") },
         };
-        // The trace of the payment's request includes the processor's part.
+        // Continue the trace of the request that made the payment, so that it includes the processor's part.
         let processor = self.processor.traced(call.trace.as_deref().and_then(TraceContext::parse));
         match processor.charge(&call.downstream_key, &payment.request, call.tries == 1).await {
-            ChargeOutcome::Ended(charge) => CallOutcome::Made(made(charge)),
+            ChargeOutcome::Ended(charge) => CallOutcome::Made(call_result(charge)),
             ChargeOutcome::Refused { why } => CallOutcome::Refused { why },
             ChargeOutcome::NotMade { why, after } => CallOutcome::NotMade { why, after },
             ChargeOutcome::Uncertain { why } => CallOutcome::Uncertain { why },
         }
     }
 
-    /// Asks the processor about an earlier call, for [`InDoubt::Verify`]. No answer is not a "no".
+    /// Looks up an earlier call, for [`InDoubt::Verify`]. A lookup without an answer is `Unsure`, never `NotMade`.
     async fn verify(&self, call: &EffectCall) -> VerifyOutcome {
         match self.processor.find(&call.downstream_key).await {
-            Ok(Some(charge)) => VerifyOutcome::Made(made(charge)),
+            Ok(Some(charge)) => VerifyOutcome::Made(call_result(charge)),
             Ok(None) => VerifyOutcome::NotMade,
             Err(_) => VerifyOutcome::Unsure,
         }
     }
 
-    /// Translates a webhook, which has the charge as the processor writes it.
-    fn on_evidence(&self, _: &EffectCall, told: CallResult) -> CallResult {
-        match Charge::parse(&told.result) {
-            Some(charge) => CallResult { provider_id: told.provider_id, ..made(charge) },
-            // `record` cannot read it either, and reports that.
-            None => told,
+    /// Translates a webhook's charge from the processor's format into ours, so that `record` reads only one format.
+    fn on_evidence(&self, _: &EffectCall, evidence: CallResult) -> CallResult {
+        match Charge::parse(&evidence.result) {
+            Some(charge) => CallResult { provider_id: evidence.provider_id, ..call_result(charge) },
+            // `record` cannot read it either, and returns an error that ibid reports.
+            None => evidence,
         }
     }
 
@@ -124,7 +124,7 @@ impl<T: DerefMut<Target: Statements> + Send> EffectHandler<T> for Charger {
     }
 }
 
-/// The result to store with an effect.
-fn made(charge: Charge) -> CallResult {
+/// Builds the result that is stored with the effect.
+fn call_result(charge: Charge) -> CallResult {
     CallResult { result: json!(charge).to_string().into(), provider_id: charge.charge_id, answer: None }
 }

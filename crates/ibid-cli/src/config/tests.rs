@@ -430,7 +430,7 @@ fn hints_name_what_was_probably_meant() {
 }
 
 #[test]
-fn a_key_is_looked_for_where_the_nearest_place_says() {
+fn the_nearest_key_setting_wins() {
     let config = more(
         "[defaults]\nkey_from = [\"header:X-Key\", \"square\"]\n[[route]]\nmatch = \"POST /a\"\nkey_from = \"aws\"\n\
          [[route]]\nmatch = \"POST /b\"\npreset = \"payments\"\n",
@@ -674,7 +674,7 @@ fn the_profile_of_a_route_brings_its_own_defaults() {
 }
 
 #[test]
-fn what_is_allowed_and_should_be_known_is_a_warning() {
+fn risky_settings_are_allowed_with_a_warning() {
     let warns = |text: &str, part: &str| {
         let warnings = more(text).warnings;
         assert!(warnings.iter().any(|warning| warning.contains(part)), "{part}: {warnings:#?}");

@@ -350,7 +350,7 @@ async fn a_goaway_proves_nothing_for_its_last_stream() {
 /// (about one in ten thousand here, more with the usual executor). So each request has a deadline, as every caller of the
 /// forwarder must set one. A request that reaches it is uncertain.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn no_race_with_a_goaway_proves_what_is_not_so() {
+async fn a_race_with_a_goaway_proves_nothing_false() {
     let upstream = UpstreamH2::start().await;
     race_with_goaway(&upstream, &forwarder(&upstream.url(), true), 20).await;
 }

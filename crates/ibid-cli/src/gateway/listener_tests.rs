@@ -45,7 +45,7 @@ async fn idle_http2_connections_make_room_although_they_answer_ping() {
 }
 
 #[tokio::test]
-async fn an_idle_http2_connection_is_told_to_go_away_in_time() {
+async fn an_idle_http2_connection_gets_a_goaway_in_time() {
     let server = Server::start(ServerLimits { next_head_for: SHORT, ..ServerLimits::default() }).await;
     let mut client = Streams::open(server.addr, WINDOW).await;
     assert_eq!(client.get("/").await.0, StatusCode::OK);
@@ -207,7 +207,7 @@ async fn reset(mut body: RecvStream) -> Option<h2::Reason> {
 
 const WINDOW: u32 = 65_535;
 
-// Frames of HTTP/2 (RFC 9113, 6 and 7).
+// Frame types and flags of HTTP/2 (RFC 9113, sections 6 and 7).
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;

@@ -96,7 +96,7 @@ async fn an_idle_connection_is_closed_in_time() {
 }
 
 #[tokio::test]
-async fn a_drain_lets_requests_finish_and_closes_what_is_idle() {
+async fn a_drain_finishes_requests_and_closes_idle_connections() {
     let server = Server::start(ServerLimits::default()).await;
     let mut idle = Client::connect(server.addr).await;
     idle.call(&TestRequest::get("/")).await;
@@ -151,7 +151,7 @@ async fn a_request_with_two_lengths_reaches_the_upstream_with_one() {
 }
 
 #[tokio::test]
-async fn what_a_client_sends_and_gets_is_the_same_through_the_gateway() {
+async fn requests_and_responses_pass_the_gateway_unchanged() {
     let (upstream, mut client) = through_to_upstream().await;
     let expecting = TestRequest::post("/pay").key("a").body("held back").expect_continue();
     let answer = client.call(&expecting).await;

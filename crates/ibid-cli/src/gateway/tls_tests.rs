@@ -106,7 +106,7 @@ async fn a_refused_handshake_proves_that_nothing_was_sent() {
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_speak_tls_is_told_apart() {
+async fn a_server_without_tls_gets_no_request() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let plain = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -199,7 +199,7 @@ async fn refused_streams_prove_the_same_over_tls() {
 
 /// Streams open while a connection that ALPN made HTTP/2 receives GOAWAY.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn no_race_with_a_goaway_over_tls_proves_what_is_not_so() {
+async fn a_race_with_a_goaway_over_tls_proves_nothing_false() {
     let authority = Authority::new();
     let upstream = UpstreamH2::start().await;
     let options = TlsOptions { alpn: &["h2"], ..TlsOptions::default() };

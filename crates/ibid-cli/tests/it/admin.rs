@@ -1,4 +1,4 @@
-//! The operator's API on a running gateway, over real sockets.
+//! The admin API of a running gateway, over real sockets.
 
 use futures_util::future::join_all;
 use ibid_testkit::client::{TestRequest, TestResponse};
@@ -35,8 +35,8 @@ fn json_of(response: &TestResponse) -> Value {
     serde_json::from_slice(&response.body).expect("JSON")
 }
 
-/// The only record that fits.
-async fn only(gateway: &Gateway, query: &str) -> Value {
+/// Returns the only record that matches the query.
+async fn only_record(gateway: &Gateway, query: &str) -> Value {
     let page = json_of(&get(gateway, &format!("/v1/records?{query}")).await);
     let records = page["records"].as_array().expect("records");
     assert_eq!(records.len(), 1, "{page}");
@@ -47,10 +47,10 @@ fn id(record: &Value) -> String {
     record["id"].as_str().expect("an id").to_owned()
 }
 
-/// A record whose answer was lost.
+/// Makes a record whose response was lost, and returns it.
 async fn unknown(gateway: &Gateway, key: &str) -> Value {
     assert_problem(&gateway.call(&pay(key, "cut=read")).await, 502, "outcome-unknown");
-    only(gateway, &format!("state=unknown&key={key}")).await
+    only_record(gateway, &format!("state=unknown&key={key}")).await
 }
 
 fn acts(life: &Value) -> Vec<&str> {
@@ -59,16 +59,16 @@ fn acts(life: &Value) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn without_a_token_there_is_no_api_and_the_start_says_so() {
+async fn without_a_token_the_admin_api_is_off() {
     let upstream = Upstream::start().await;
     let gateway = Setup::before(&upstream.url()).start();
-    gateway.until_said("no admin API: `IBID_ADMIN_TOKEN` is not set").await;
+    gateway.wait_for_log("no admin API: `IBID_ADMIN_TOKEN` is not set").await;
     for path in ["/v1/records", "/v1/openapi.json", "/v1/nothing"] {
         assert_problem(&get(&gateway, path).await, 403, "no-admin-api");
     }
     assert_eq!(gateway.page("/healthz").await.status, 200, "probes need none");
-    let refused = Setup::before(&upstream.url()).variable("IBID_ADMIN_TOKEN", "short").refused();
-    refused.says(2, "`IBID_ADMIN_TOKEN` can't be used", "at least 16 characters", "openssl rand");
+    let refused = Setup::before(&upstream.url()).variable("IBID_ADMIN_TOKEN", "short").expect_refusal();
+    refused.assert_error(2, "`IBID_ADMIN_TOKEN` can't be used", "at least 16 characters", "openssl rand");
 }
 
 #[tokio::test]
@@ -97,12 +97,12 @@ async fn only_the_token_opens_the_api_and_only_on_the_admin_listener() {
         let act = TestRequest::post(&format!("/v1/records/{record}/forget")).body("{}");
         assert_problem(&gateway.admin(&signed(act)).await, 401, "unauthorized");
     }
-    assert!(!gateway.said().contains(TOKEN), "the log does not hold it");
-    // A client's request for such a path is one for the API behind.
-    let seen = upstream.requests().len();
+    assert!(!gateway.log().contains(TOKEN), "the log does not hold it");
+    // On the public listener, such a path belongs to the API behind the gateway.
+    let delivered = upstream.requests().len();
     let request = TestRequest::get("/v1/records").header("authorization", format!("Bearer {TOKEN}"));
     assert!(!gateway.call(&request).await.text().contains(&record), "no record on the public listener");
-    assert_eq!(upstream.requests().len(), seen + 1, "it went upstream");
+    assert_eq!(upstream.requests().len(), delivered + 1, "it went upstream");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -131,11 +131,11 @@ async fn a_retry_gets_the_response_of_the_operator() {
     let late =
         post(&gateway, &path, &json!({ "who": "bob", "reason": "me too", "found": "not_executed" })).await;
     assert_problem(&late, 409, "not-now");
-    let told: Value = serde_json::from_slice(&late.body).expect("JSON");
-    assert_eq!(told["record"]["state"], "completed");
+    let body: Value = serde_json::from_slice(&late.body).expect("JSON");
+    assert_eq!(body["record"]["state"], "completed");
     assert!(
-        told["detail"].as_str().is_some_and(|detail| detail.contains("by ann: the bank has it")),
-        "{told}"
+        body["detail"].as_str().is_some_and(|detail| detail.contains("by ann: the bank has it")),
+        "{body}"
     );
 }
 
@@ -170,10 +170,10 @@ async fn acknowledging_a_dead_letter_changes_nothing_else() {
     let letter = until_async("its lease lapses", async || letters().await.pop()).await;
     assert_eq!(letter["state"], "completed");
     let path = format!("/v1/records/{}/resolve", id(&letter));
-    let seen = json!({
+    let note = json!({
         "who": "ann", "reason": "the bank has none of it", "version": letter["version"], "found": "seen",
     });
-    let settled = json_of(&post(&gateway, &path, &seen).await);
+    let settled = json_of(&post(&gateway, &path, &note).await);
     assert_eq!(settled["dead_letter"], false);
     assert_eq!((&settled["state"], &settled["status"]), (&letter["state"], &letter["status"]));
     let expires_at = |record: &Value| record["expires_at"].as_str().expect("an instant").to_owned();
@@ -190,11 +190,11 @@ async fn acknowledging_a_dead_letter_changes_nothing_else() {
     upstream.gate().release(1);
 }
 
-/// A record whose answer was lost, of a route without rules of its own.
+/// Makes an unknown record on a route without a `[[route]]` section.
 async fn unknown_elsewhere(gateway: &Gateway) -> Value {
     let lost = TestRequest::post("/refunds").key("u").body("five").fixture("cut=read");
     assert_problem(&gateway.call(&lost).await, 502, "outcome-unknown");
-    only(gateway, "state=unknown&key=u").await
+    only_record(gateway, "state=unknown&key=u").await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -204,7 +204,7 @@ async fn a_forgotten_key_runs_as_new() {
     let gateway = setup.start();
     gateway.call(&pay("k", "status=201;body=first")).await;
     assert!(is_replay(&gateway.call(&pay("k", "status=201;body=second")).await));
-    let record = only(&gateway, "key=k&state=completed").await;
+    let record = only_record(&gateway, "key=k&state=completed").await;
     let path = format!("/v1/records/{}/forget", id(&record));
     let forgotten = json_of(&post(&gateway, &path, &json!({ "who": "ann", "reason": "a test" })).await);
     assert_eq!(forgotten["final_everywhere_in_seconds"], 60);
@@ -226,10 +226,10 @@ async fn only_one_of_two_operators_settles_a_record(on: On) {
     for round in 0..5 {
         let record = id(&unknown(&gateway, &format!("k{round}")).await);
         let path = format!("/v1/records/{record}/resolve");
-        let found = [json!({ "completed": { "status": 402 } }), json!("not_executed")];
-        let act = async |place: usize| {
-            let who = ["ann", "bob"][place];
-            post(&gateway, &path, &json!({ "who": who, "reason": "knows", "found": found[place] })).await
+        let outcomes = [json!({ "completed": { "status": 402 } }), json!("not_executed")];
+        let act = async |index: usize| {
+            let who = ["ann", "bob"][index];
+            post(&gateway, &path, &json!({ "who": who, "reason": "knows", "found": outcomes[index] })).await
         };
         let both = join_all([act(0), act(1)]).await;
         let won = both.iter().position(|response| response.status == 200).expect("one wins");
@@ -243,18 +243,18 @@ async fn only_one_of_two_operators_settles_a_record(on: On) {
 }
 on_every_store!(only_one_of_two_operators_settles_a_record);
 
-async fn many_are_previewed_and_only_what_was_shown_is_settled(on: On) {
+async fn a_bulk_act_settles_only_previewed_records(on: On) {
     let upstream = Upstream::start().await;
     let setup = with_token(Setup::before(&upstream.url()).on(on));
     let gateway = setup.start();
-    for place in 0..4 {
-        unknown(&gateway, &format!("k{place}")).await;
+    for n in 0..4 {
+        unknown(&gateway, &format!("k{n}")).await;
     }
     gateway.call(&pay("done", "status=201")).await;
     let preview = json!({ "filter": { "route": "/payments", "older_than": "0s" }, "deed": "not_executed" });
     let shown = json_of(&post(&gateway, "/v1/records/preview", &preview).await);
     assert_eq!((&shown["count"], &shown["left_alone"]), (&json!(4), &json!(1)), "{shown}");
-    // One is settled meanwhile, another comes.
+    // One of the shown records is settled meanwhile, and a new one is added.
     let first = shown["records"][0]["id"].as_str().expect("an id");
     let one = json!({ "who": "bob", "reason": "sooner", "found": { "completed": { "status": 200 } } });
     json_of(&post(&gateway, &format!("/v1/records/{first}/resolve"), &one).await);
@@ -266,18 +266,18 @@ async fn many_are_previewed_and_only_what_was_shown_is_settled(on: On) {
     assert_eq!(done["done"], 3, "{done}");
     assert_eq!(done["refused"].as_array().map(Vec::len), Some(1));
     assert!(done["refused"][0]["why"].as_str().is_some_and(|why| why.contains("by bob: sooner")), "{done}");
-    only(&gateway, "state=unknown").await;
+    only_record(&gateway, "state=unknown").await;
     let retryable = json_of(&get(&gateway, "/v1/records?state=retryable").await);
     assert_eq!(retryable["records"].as_array().map(Vec::len), Some(3));
 }
-on_every_store!(many_are_previewed_and_only_what_was_shown_is_settled);
+on_every_store!(a_bulk_act_settles_only_previewed_records);
 
 #[tokio::test]
 async fn lists_take_filters_and_pages_and_refuse_unknown_parameters() {
     let upstream = Upstream::start().await;
     let gateway = with_token(Setup::before(&upstream.url())).start();
-    for place in 0..5 {
-        gateway.call(&pay(&format!("k{place}"), "status=201")).await;
+    for n in 0..5 {
+        gateway.call(&pay(&format!("k{n}"), "status=201")).await;
     }
     let mut ids = Vec::new();
     let mut after = String::new();

@@ -10,7 +10,7 @@ use ibid_testkit::upstream::{ReservedPort, Upstream};
 
 use crate::harness::{Gateway, Setup, assert_problem, is_replay};
 
-/// A proxy with the operator's lines, and a gateway that was told of it.
+/// Starts a proxy with the operator's lines, and a gateway that is configured for it.
 fn behind(proxy: Proxy, upstream: SocketAddr, options: ProxyHopOptions) -> (ProxyHop, Gateway) {
     let hop = ProxyHop::start(proxy, upstream, ProxyHopOptions { proves: true, ..options });
     let config = format!("[defaults]\nbehind = \"{}\"\n", proxy.name());
@@ -22,7 +22,7 @@ fn pay(key: &str) -> TestRequest {
     TestRequest::post("/pay").key(key).body("amount=1")
 }
 
-/// The answer has this status and leaves the key unknown: the retry is not delivered.
+/// Asserts that the response has this status and the outcome is unknown: the retry is not delivered.
 async fn stays_unknown(gateway: &Gateway, request: &TestRequest, status: u16) {
     let answer = gateway.call(request).await;
     assert_eq!(answer.status, status, "{answer:?}");
@@ -30,7 +30,8 @@ async fn stays_unknown(gateway: &Gateway, request: &TestRequest, status: u16) {
     assert_problem(&gateway.call(request).await, 409, "outcome-unknown");
 }
 
-/// A refused connection and a full hop leave the key free; the application's own 503, the field forged or not, doesn't.
+/// A refused connection and a full hop release the key. The application's own 503 does not, with or without a forged
+/// field.
 async fn proves_what_it_did_not_send(proxy: Proxy) {
     let port = ReservedPort::port();
     let (_hop, gateway) = behind(proxy, port.addr(), ProxyHopOptions::default());
@@ -82,7 +83,7 @@ async fn apache_proves_what_it_did_not_send() {
     proves_what_it_did_not_send(Proxy::Apache).await;
 }
 
-/// Without a preset, and with one: Envoy answers 503 after the upstream took the request and died.
+/// Without a preset and with one: Envoy responds with 503 after the upstream took the request and died.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_503_after_a_reset_is_delivered_once() {
     let upstream = Upstream::start().await;
@@ -98,14 +99,14 @@ async fn a_503_after_a_reset_is_delivered_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hop_that_tried_twice_is_not_believed() {
-    // nginx: the application executed and answered 503, and the second try was refused.
+    // nginx: the application executed the request and responded with 503, and the second try was refused.
     let (upstream, dead) = (Upstream::start().await, ReservedPort::port());
     let again = |other| ProxyHopOptions { tries_again: Some(other), ..ProxyHopOptions::default() };
     let (_nginx, gateway) = behind(Proxy::Nginx, upstream.addr(), again(dead.addr()));
     stays_unknown(&gateway, &pay("nginx").fixture("status=503"), 502).await;
     assert_eq!(upstream.executions("nginx"), 1);
 
-    // Envoy and HAProxy: both tries were refused, which they show as `URX,UF/2` and `own/2`.
+    // Envoy and HAProxy: both tries were refused, which they report as `URX,UF/2` and `own/2`.
     let (_envoy, gateway) = behind(Proxy::Envoy, dead.addr(), again(dead.addr()));
     stays_unknown(&gateway, &pay("envoy"), 503).await;
     let (_haproxy, gateway) = behind(Proxy::Haproxy, dead.addr(), again(dead.addr()));
@@ -142,13 +143,13 @@ async fn the_log_names_the_hop_once() {
     for key in ["a", "b"] {
         assert_eq!(gateway.call(&pay(key)).await.status, 200);
     }
-    gateway.until_said("with `behind = \"nginx\"`").await;
-    assert_eq!(gateway.said().matches("answers through nginx").count(), 1, "{}", gateway.said());
+    gateway.wait_for_log("with `behind = \"nginx\"`").await;
+    assert_eq!(gateway.log().matches("answers through nginx").count(), 1, "{}", gateway.log());
 
     let (_hop, told) = behind(Proxy::Nginx, upstream.addr(), ProxyHopOptions::default());
     assert_eq!(told.call(&pay("c")).await.status, 200);
-    told.until_said("listening on").await;
-    assert!(!told.said().contains("answers through nginx"), "{}", told.said());
+    told.wait_for_log("listening on").await;
+    assert!(!told.log().contains("answers through nginx"), "{}", told.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -166,7 +167,7 @@ async fn the_doctor_names_the_hop() {
         assert!(line.trim_start().starts_with(found) && line.contains(meaning), "{table}");
         assert_eq!(output.status.code(), Some(0), "{output:?}");
     }
-    assert!(upstream.requests().iter().all(|seen| seen.method == "HEAD"), "it changes nothing");
+    assert!(upstream.requests().iter().all(|request| request.method == "HEAD"), "it changes nothing");
 }
 
 #[test]

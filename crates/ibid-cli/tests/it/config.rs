@@ -1,31 +1,31 @@
-//! `ibid config check` and the start of `ibid gateway`, driven as a shell would.
+//! `ibid config check` and the start of `ibid gateway`, run as a shell runs them.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A directory of its own with an `ibid.toml` in it, gone when dropped.
-struct Place(tempfile::TempDir);
+/// A temporary directory with an `ibid.toml`, deleted when dropped.
+struct TestFolder(tempfile::TempDir);
 
-impl Place {
-    fn empty() -> Place {
-        Place(tempfile::tempdir().expect("a directory can be made"))
+impl TestFolder {
+    fn empty() -> TestFolder {
+        TestFolder(tempfile::tempdir().expect("a directory can be made"))
     }
 
-    fn with(text: &str) -> Place {
-        let place = Place::empty();
-        std::fs::write(place.path().join("ibid.toml"), text).expect("the file can be written");
-        place
+    fn with(text: &str) -> TestFolder {
+        let folder = TestFolder::empty();
+        std::fs::write(folder.path().join("ibid.toml"), text).expect("the file can be written");
+        folder
     }
 
     fn path(&self) -> &Path {
         self.0.path()
     }
 
-    fn ibid(&self, words: &[&str]) -> Ran {
+    fn ibid(&self, words: &[&str]) -> CommandOutput {
         self.ibid_with(words, &[])
     }
 
-    fn ibid_with(&self, words: &[&str], variables: &[(&str, &str)]) -> Ran {
+    fn ibid_with(&self, words: &[&str], variables: &[(&str, &str)]) -> CommandOutput {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ibid"));
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("IBID_") {
@@ -33,22 +33,26 @@ impl Place {
             }
         }
         command.args(words).envs(variables.iter().copied()).current_dir(self.path());
-        Ran::of(command.output().expect("the binary starts"))
+        CommandOutput::new(command.output().expect("the binary starts"))
     }
 }
 
-/// What a command left behind.
+/// Output and exit code of a command.
 #[derive(Debug)]
-struct Ran {
+struct CommandOutput {
     code: i32,
     out: String,
     err: String,
 }
 
-impl Ran {
-    fn of(output: Output) -> Ran {
+impl CommandOutput {
+    fn new(output: Output) -> CommandOutput {
         let text = |bytes| String::from_utf8(bytes).expect("output is UTF-8");
-        Ran { code: output.status.code().unwrap_or(-1), out: text(output.stdout), err: text(output.stderr) }
+        CommandOutput {
+            code: output.status.code().unwrap_or(-1),
+            out: text(output.stdout),
+            err: text(output.stderr),
+        }
     }
 }
 
@@ -67,29 +71,29 @@ guard = "off"
 
 #[test]
 fn config_check_prints_routes_to_stdout_and_warnings_to_stderr() {
-    let ran = Place::with(GOOD).ibid(&["config", "check"]);
-    assert_eq!(ran.code, 0, "{ran:?}");
+    let output = TestFolder::with(GOOD).ibid(&["config", "check"]);
+    assert_eq!(output.code, 0, "{output:?}");
     let payments =
-        ran.out.lines().find(|line| line.starts_with("POST /payments")).expect("the route is listed");
+        output.out.lines().find(|line| line.starts_with("POST /payments")).expect("the route is listed");
     for word in ["ietf", "30d", "wait=2s", "tombstone=360d", "after_expiry=refuse"] {
         assert!(payments.contains(word), "{word}: {payments}");
     }
-    assert!(ran.out.contains("every other guarded request"), "{}", ran.out);
+    assert!(output.out.contains("every other guarded request"), "{}", output.out);
     let passes = "not guarded:\n  POST /webhooks/{*rest} (line 10)\n  GET, HEAD, OPTIONS, TRACE and QUERY";
-    assert!(ran.out.contains(passes), "{}", ran.out);
-    assert!(!ran.out.contains("warning"), "{}", ran.out);
-    assert!(ran.err.lines().all(|line| line.starts_with("warning: ")), "{}", ran.err);
+    assert!(output.out.contains(passes), "{}", output.out);
+    assert!(!output.out.contains("warning"), "{}", output.out);
+    assert!(output.err.lines().all(|line| line.starts_with("warning: ")), "{}", output.err);
     assert!(
-        ran.err.contains("warning: ibid.toml:10: `POST /webhooks/{*rest}` is not guarded"),
+        output.err.contains("warning: ibid.toml:10: `POST /webhooks/{*rest}` is not guarded"),
         "{}",
-        ran.err
+        output.err
     );
 }
 
 #[test]
 fn json_is_one_object_on_stdout() {
-    let ran = Place::with(GOOD).ibid(&["config", "check", "--json"]);
-    let value: serde_json::Value = serde_json::from_str(&ran.out).expect("stdout is JSON");
+    let output = TestFolder::with(GOOD).ibid(&["config", "check", "--json"]);
+    let value: serde_json::Value = serde_json::from_str(&output.out).expect("stdout is JSON");
     assert_eq!(value["routes"][0]["policy"]["retention"], "30d");
     assert_eq!(value["routes"][1]["guard"], "off");
     assert_eq!(value["defaults"]["wait"], "2s");
@@ -100,11 +104,11 @@ fn json_is_one_object_on_stdout() {
 
 #[test]
 fn an_error_names_file_line_and_key_and_exits_with_2() {
-    let ran = Place::with(&GOOD.replace("wait = ", "wiat = ")).ibid(&["config", "check"]);
-    assert_eq!(ran.code, 2);
-    assert_eq!(ran.out, "");
+    let output = TestFolder::with(&GOOD.replace("wait = ", "wiat = ")).ibid(&["config", "check"]);
+    assert_eq!(output.code, 2);
+    assert_eq!(output.out, "");
     assert_eq!(
-        ran.err,
+        output.err,
         "error: ibid.toml:5: `wiat` is not a key of `[defaults]`\n  cause: a key that is taken and ignored would be \
          a rule that nobody keeps\n\nhint: did you mean `wait`?\n"
     );
@@ -140,43 +144,48 @@ fn each_error_has_its_line_and_several_come_together() {
         ),
         ("[defaults]", "[defaults", "error: ibid.toml:4: "),
     ] {
-        let ran = Place::with(&GOOD.replacen(from, to, 1)).ibid(&["config", "check"]);
-        assert_eq!(ran.code, 2, "{ran:?}");
-        assert!(ran.err.starts_with(expected), "{expected}\n{}", ran.err);
+        let output = TestFolder::with(&GOOD.replacen(from, to, 1)).ibid(&["config", "check"]);
+        assert_eq!(output.code, 2, "{output:?}");
+        assert!(output.err.starts_with(expected), "{expected}\n{}", output.err);
     }
     let two = GOOD.replace("\"2s\"", "\"soon\"").replace("\"off\"", "\"aus\"");
-    let ran = Place::with(&two).ibid(&["config", "check"]);
-    let errors: Vec<&str> = ran.err.lines().filter(|line| line.starts_with("error: ")).collect();
-    assert_eq!(errors.len(), 2, "{}", ran.err);
+    let output = TestFolder::with(&two).ibid(&["config", "check"]);
+    let errors: Vec<&str> = output.err.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert_eq!(errors.len(), 2, "{}", output.err);
 }
 
 #[test]
-fn a_wrong_type_says_what_stands_there() {
-    let ran = Place::with(&GOOD.replace("\"2s\"", "2")).ibid(&["config", "check"]);
-    assert!(ran.err.contains("\n  cause: it is an integer\n\nhint: the default is \"5s\"\n"), "{}", ran.err);
+fn an_error_names_the_type_of_a_wrong_value() {
+    let output = TestFolder::with(&GOOD.replace("\"2s\"", "2")).ibid(&["config", "check"]);
+    assert!(
+        output.err.contains("\n  cause: it is an integer\n\nhint: the default is \"5s\"\n"),
+        "{}",
+        output.err
+    );
 }
 
 #[test]
 fn a_file_that_is_named_must_be_there() {
-    let place = Place::empty();
-    let ran = place.ibid(&["config", "check", "--config", "other.toml"]);
-    assert_eq!(ran.code, 2);
+    let folder = TestFolder::empty();
+    let output = folder.ibid(&["config", "check", "--config", "other.toml"]);
+    assert_eq!(output.code, 2);
     assert!(
-        ran.err.starts_with("error: cannot read the configuration `other.toml`\n  cause: "),
+        output.err.starts_with("error: cannot read the configuration `other.toml`\n  cause: "),
         "{}",
-        ran.err
+        output.err
     );
-    std::fs::write(place.path().join("other.toml"), GOOD).unwrap();
-    assert_eq!(place.ibid(&["config", "check", "--config", "other.toml"]).code, 0);
-    assert_eq!(place.ibid_with(&["config", "check"], &[("IBID_CONFIG", "other.toml")]).code, 0);
+    std::fs::write(folder.path().join("other.toml"), GOOD).unwrap();
+    assert_eq!(folder.ibid(&["config", "check", "--config", "other.toml"]).code, 0);
+    assert_eq!(folder.ibid_with(&["config", "check"], &[("IBID_CONFIG", "other.toml")]).code, 0);
 }
 
 #[test]
 fn flags_win_over_variables_and_variables_over_the_file() {
-    let place = Place::with(GOOD);
+    let folder = TestFolder::with(GOOD);
     let upstream = |words: &[&str], variables: &[(&str, &str)]| {
         let words = [&["config", "check", "--json"], words].concat();
-        let value: serde_json::Value = serde_json::from_str(&place.ibid_with(&words, variables).out).unwrap();
+        let value: serde_json::Value =
+            serde_json::from_str(&folder.ibid_with(&words, variables).out).unwrap();
         value["upstream"].as_str().unwrap().to_owned()
     };
     let variable = [("IBID_UPSTREAM", "http://127.0.0.1:4000")];
@@ -187,63 +196,72 @@ fn flags_win_over_variables_and_variables_over_the_file() {
 
 #[test]
 fn a_gateway_without_upstream_and_tenant_says_why_it_needs_them() {
-    let ran = Place::empty().ibid(&["gateway"]);
-    assert_eq!(ran.code, 2);
-    assert!(ran.err.contains("error: the gateway needs an upstream"), "{}", ran.err);
+    let output = TestFolder::empty().ibid(&["gateway"]);
+    assert_eq!(output.code, 2);
+    assert!(output.err.contains("error: the gateway needs an upstream"), "{}", output.err);
     let tenant = "error: the gateway needs to know whose keys they are: no tenant is configured\n  cause: two clients \
                   may choose the same key, and without a tenant one would get the other's answer\n\nhint: give `--tenant ";
-    assert!(ran.err.contains(tenant), "{}", ran.err);
-    let ran = Place::empty().ibid(&["gateway", "--upstream", "http://127.0.0.1:3000", "--tenant", "nobody"]);
-    assert_eq!(ran.code, 2);
-    assert!(ran.err.starts_with("error: `--tenant` (or `IBID_TENANT`) can't be used"), "{}", ran.err);
+    assert!(output.err.contains(tenant), "{}", output.err);
+    let output =
+        TestFolder::empty().ibid(&["gateway", "--upstream", "http://127.0.0.1:3000", "--tenant", "nobody"]);
+    assert_eq!(output.code, 2);
+    assert!(output.err.starts_with("error: `--tenant` (or `IBID_TENANT`) can't be used"), "{}", output.err);
 }
 
 #[test]
 fn the_command_line_itself_is_refused_in_the_same_form() {
-    let place = Place::empty();
-    let ran = place.ibid(&["gateway", "--upstraem", "x"]);
-    assert_eq!(ran.code, 2);
+    let folder = TestFolder::empty();
+    let output = folder.ibid(&["gateway", "--upstraem", "x"]);
+    assert_eq!(output.code, 2);
     assert_eq!(
-        ran.err,
+        output.err,
         "error: unexpected argument '--upstraem' found\n\nhint: a similar argument exists: '--upstream'\n"
     );
-    assert_eq!(place.ibid(&["audit"]).code, 2, "later");
+    assert_eq!(folder.ibid(&["audit"]).code, 2, "later");
     for nothing in [&[][..], &["keys"], &["config"]] {
-        let ran = place.ibid(nothing);
-        assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{nothing:?}");
-        assert!(ran.err.contains("Usage: ibid"), "{}", ran.err);
+        let output = folder.ibid(nothing);
+        assert_eq!((output.code, output.out.as_str()), (2, ""), "{nothing:?}");
+        assert!(output.err.contains("Usage: ibid"), "{}", output.err);
     }
-    let help = place.ibid(&["--help"]);
+    let help = folder.ibid(&["--help"]);
     assert_eq!((help.code, help.err.as_str()), (0, ""));
     assert!(help.out.contains("gateway") && help.out.contains("Exit codes"), "{}", help.out);
 }
 
 #[test]
 fn keys_opens_the_store_of_the_configuration_file() {
-    let place = Place::with("[store]\nurl = \"mysql://ibid:hunter2@db\"\n");
-    let ran = place.ibid(&["keys", "list"]);
-    assert_eq!(ran.code, 2);
-    assert!(ran.err.starts_with("error: ibid.toml:2: `url` names a `mysql` store"), "{}", ran.err);
-    assert!(!ran.err.contains("hunter2"));
-    let ran = place.ibid(&["keys", "list", "--store", "redis://x"]);
-    assert!(ran.err.starts_with("error: `--store` (or `IBID_STORE`) names a `redis` store"), "{}", ran.err);
-    // Another program's database, named by mistake, gets no tables.
-    let theirs = place.path().join("theirs.db");
+    let folder = TestFolder::with("[store]\nurl = \"mysql://ibid:hunter2@db\"\n");
+    let output = folder.ibid(&["keys", "list"]);
+    assert_eq!(output.code, 2);
+    assert!(output.err.starts_with("error: ibid.toml:2: `url` names a `mysql` store"), "{}", output.err);
+    assert!(!output.err.contains("hunter2"));
+    let output = folder.ibid(&["keys", "list", "--store", "redis://x"]);
+    assert!(
+        output.err.starts_with("error: `--store` (or `IBID_STORE`) names a `redis` store"),
+        "{}",
+        output.err
+    );
+    // The database of another program, named by mistake, gets no tables.
+    let theirs = folder.path().join("theirs.db");
     rusqlite::Connection::open(&theirs)
         .and_then(|theirs| theirs.execute_batch("create table t (a)"))
         .expect("a database can be made");
     let before = std::fs::read(&theirs).expect("it can be read");
-    let ran = place.ibid(&["keys", "list", "--store", &format!("sqlite:{}", theirs.display())]);
-    assert_eq!(ran.code, 3);
-    assert!(ran.err.contains("theirs.db` has no tables of ibid\n\nhint: name the database"), "{}", ran.err);
+    let output = folder.ibid(&["keys", "list", "--store", &format!("sqlite:{}", theirs.display())]);
+    assert_eq!(output.code, 3);
+    assert!(
+        output.err.contains("theirs.db` has no tables of ibid\n\nhint: name the database"),
+        "{}",
+        output.err
+    );
     assert_eq!(std::fs::read(&theirs).expect("it can be read"), before);
 }
 
 #[test]
-fn the_path_of_the_file_stands_in_its_messages() {
-    let place = Place::empty();
-    let path: PathBuf = place.path().join("sub.toml");
+fn messages_name_the_path_of_the_file() {
+    let folder = TestFolder::empty();
+    let path: PathBuf = folder.path().join("sub.toml");
     std::fs::write(&path, "nonsense = 1\n").unwrap();
-    let ran = place.ibid(&["config", "check", "--config", path.to_str().unwrap()]);
-    assert!(ran.err.contains(&format!("{}:1: `nonsense`", path.display())), "{}", ran.err);
+    let output = folder.ibid(&["config", "check", "--config", path.to_str().unwrap()]);
+    assert!(output.err.contains(&format!("{}:1: `nonsense`", path.display())), "{}", output.err);
 }

@@ -1,4 +1,4 @@
-//! `ibid demo`: every line that it prints is run by a shell, and shows what the comment above it says.
+//! `ibid demo`: a shell runs every line that it prints, and the result is what the comment above the line says.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -106,7 +106,7 @@ fn the_stores_go_when_the_demo_ends() {
     for store in ["ibid.db", "payments.db"] {
         assert!(folder.join(store).is_file(), "{store} in {}", folder.display());
     }
-    // While the second try of a charge is still due, too.
+    // Also while the second try of a charge is still due.
     let pays = demo.lines().nth(10).expect("the application's first line");
     assert_eq!(answers(pays)[0].status, 201);
     demo.stop();
@@ -122,15 +122,15 @@ fn a_port_that_was_asked_for_and_is_taken_is_an_error() {
         for flag in LISTENS {
             words.extend([flag, if flag == asked { &taken } else { "127.0.0.1:0" }]);
         }
-        let ran = ibid(&words).output().expect("it starts");
-        let said = String::from_utf8_lossy(&ran.stderr);
-        assert_eq!(ran.status.code(), Some(3), "{said}");
-        assert!(said.contains(&format!("cannot listen on `{taken}`")), "{said}");
-        assert!(said.contains("hint: ") && said.contains(asked), "{said}");
+        let output = ibid(&words).output().expect("it starts");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{stderr}");
+        assert!(stderr.contains(&format!("cannot listen on `{taken}`")), "{stderr}");
+        assert!(stderr.contains("hint: ") && stderr.contains(asked), "{stderr}");
     }
 }
 
-/// A demo that runs, on ports that the system chose.
+/// A running demo, on ports that the system chose.
 struct Demo {
     child: Child,
     script: String,
@@ -156,7 +156,7 @@ impl Demo {
         panic!("the demo ended after: {}", demo.script);
     }
 
-    /// The commands, without what is said about them.
+    /// Returns the printed commands, without the comments.
     fn lines(&self) -> impl Iterator<Item = &str> {
         self.script.lines().filter(|line| !line.is_empty() && !line.starts_with('#'))
     }
@@ -170,13 +170,13 @@ impl Demo {
 
 impl Drop for Demo {
     fn drop(&mut self) {
-        // Only after a failed assertion is there still something to end.
+        // Only after a failed assertion is the process still running.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// One answer, as `curl -i` shows it.
+/// One response, as `curl -i` shows it.
 struct Answer {
     status: u16,
     replayed: bool,
@@ -184,7 +184,7 @@ struct Answer {
     body: Value,
 }
 
-/// Runs a line and reads the answers that it prints, one behind the other.
+/// Runs a line and reads the responses that it prints, one after the other.
 fn answers(line: &str) -> Vec<Answer> {
     let printed = shell(line).replace('\r', "");
     let starts: Vec<usize> = printed.match_indices("HTTP/1.1 ").map(|(at, _)| at).collect();
@@ -205,14 +205,14 @@ impl Answer {
     }
 }
 
-/// What a line prints when it is pasted.
+/// Runs a pasted line in a shell and returns its output.
 fn shell(line: &str) -> String {
-    let ran = Command::new("bash").args(["-c", line]).output().expect("bash runs");
-    assert!(ran.status.success(), "{line}: {}", String::from_utf8_lossy(&ran.stderr));
-    String::from_utf8(ran.stdout).expect("what is printed is UTF-8")
+    let output = Command::new("bash").args(["-c", line]).output().expect("bash runs");
+    assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("what is printed is UTF-8")
 }
 
-/// The binary, whatever variables the tests run under.
+/// Returns a command for the binary, without the variables of the test's environment.
 fn ibid(words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ibid"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("IBID_")) {
@@ -222,5 +222,5 @@ fn ibid(words: &[&str]) -> Command {
     command
 }
 
-/// Every flag that takes an address.
+/// All flags that take an address.
 const LISTENS: [&str; 4] = ["--listen", "--admin-listen", "--payments-listen", "--provider-listen"];

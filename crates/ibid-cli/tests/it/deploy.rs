@@ -1,5 +1,4 @@
-//! What is shipped for operators: alert rules and a dashboard that speak of metrics which exist, and a runbook for each
-//! alert.
+//! The files for operators: alert rules and a dashboard that use existing metrics, and a runbook for each alert.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,7 +13,7 @@ fn text(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Every sample that a scrape may show.
+/// Returns all metric samples that a scrape may show.
 fn samples() -> BTreeSet<String> {
     let suffixes = |kind: &str| match kind {
         "histogram" => &["_bucket", "_sum", "_count"][..],
@@ -26,13 +25,13 @@ fn samples() -> BTreeSet<String> {
         .collect()
 }
 
-/// The names of metrics in an expression.
-fn named(expression: &str) -> BTreeSet<String> {
+/// Returns the names of the metrics in an expression.
+fn metric_names(expression: &str) -> BTreeSet<String> {
     let words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     words.filter(|word| word.starts_with("ibid_")).map(str::to_owned).collect()
 }
 
-/// One alert of the rules, as far as these tests look.
+/// One alert of the rules, with the fields that these tests need.
 #[derive(Debug, Default)]
 struct Alert {
     name: String,
@@ -40,7 +39,7 @@ struct Alert {
     runbook: String,
 }
 
-/// The alerts of the file: it is ours, and written so that its lines can be read one by one.
+/// Parses the alerts of the file. The file is ours, so its lines can be read one by one.
 fn alerts() -> Vec<Alert> {
     let mut alerts: Vec<Alert> = Vec::new();
     let mut within_expression = false;
@@ -66,14 +65,14 @@ fn every_alert_speaks_of_metrics_that_exist() {
     let (samples, alerts) = (samples(), alerts());
     assert!(alerts.len() >= 9, "{alerts:?}");
     for alert in &alerts {
-        let named = named(&alert.expression);
+        let named = metric_names(&alert.expression);
         assert!(!named.is_empty(), "{alert:?}");
         for name in named {
             assert!(samples.contains(&name), "{} speaks of `{name}`", alert.name);
         }
     }
-    let all: BTreeSet<String> = alerts.iter().flat_map(|alert| named(&alert.expression)).collect();
-    assert_eq!(all, named(&text("deploy/prometheus/alerts.yml")), "no expression was overlooked");
+    let all: BTreeSet<String> = alerts.iter().flat_map(|alert| metric_names(&alert.expression)).collect();
+    assert_eq!(all, metric_names(&text("deploy/prometheus/alerts.yml")), "no expression was overlooked");
 }
 
 #[test]
@@ -86,11 +85,14 @@ fn every_alert_has_its_runbook_and_every_runbook_its_alert() {
     let index = text("docs/operate/alerts/README.md");
     for alert in alerts() {
         let page = text(&alert.runbook);
-        assert!(page.starts_with(&format!("# {}\n", alert.name)), "{} has a page of its own", alert.name);
+        assert!(page.starts_with(&format!("# {}\n", alert.name)), "{} has a separate page", alert.name);
         for part in ["**What it means.**", "**How to look.**", "**How to settle it.**"] {
             assert!(page.contains(part), "{}: {part}", alert.runbook);
         }
-        let file = alert.runbook.strip_prefix("docs/operate/alerts/").expect("it is beside the others");
+        let file = alert
+            .runbook
+            .strip_prefix("docs/operate/alerts/")
+            .expect("it is in the same folder as the others");
         assert!(index.contains(&format!("]({file})")), "{file} is in the list");
         linked.insert(file.to_owned());
     }
@@ -107,14 +109,14 @@ fn every_panel_of_the_dashboard_speaks_of_metrics_that_exist() {
         assert!(ids.insert(panel["id"].as_u64()), "every id once: {}", panel["title"]);
         for target in panel["targets"].as_array().into_iter().flatten() {
             let expression = target["expr"].as_str().expect("an expression");
-            let named = named(expression);
+            let named = metric_names(expression);
             assert!(!named.is_empty(), "{expression}");
             for name in named {
                 assert!(samples.contains(&name), "{} shows `{name}`", panel["title"]);
             }
         }
     }
-    for name in named(&page) {
+    for name in metric_names(&page) {
         assert!(samples.contains(&name), "`{name}` somewhere else in the file");
     }
 }

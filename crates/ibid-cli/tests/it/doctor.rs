@@ -1,4 +1,4 @@
-//! `ibid doctor` on real stores: healthy ones, ones that the gateway refuses, and ones that may lose what was answered.
+//! `ibid doctor` on real stores: healthy ones, ones that the gateway refuses, and ones that may lose stored responses.
 
 use std::process::Output;
 
@@ -13,25 +13,25 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs it, as a table.
+/// Runs `ibid doctor` with a table as output.
 fn doctor(setup: &Setup, url: &str) -> Output {
     setup.ibid(&["doctor", "--store", url])
 }
 
-/// Its exit code, and the line of one check in the table.
+/// Returns the exit code, and the line of one check in the table.
 fn line(output: &Output, check: &str) -> (Option<i32>, String) {
     let table = text(&output.stdout);
     let line = table.lines().find(|line| line.starts_with(check));
     (output.status.code(), line.unwrap_or_else(|| panic!("no line `{check}` in {output:?}")).to_owned())
 }
 
-/// Panics unless the check has this result, and says these words.
+/// Panics unless the check has this result and its line contains these words.
 #[track_caller]
 fn says(output: &Output, code: i32, check: &str, result: &str, words: &str) {
-    let (found, line) = line(output, check);
+    let (exit_code, line) = line(output, check);
     let rest = line.strip_prefix(check).unwrap_or_default().trim_start();
     assert!(rest.starts_with(result) && rest.contains(words), "{line}");
-    assert_eq!(found, Some(code), "{output:?}");
+    assert_eq!(exit_code, Some(code), "{output:?}");
 }
 
 fn results(json: &Output) -> (Value, Vec<(String, String)>) {
@@ -61,12 +61,13 @@ fn a_healthy_file_is_well() {
     let (json, results) = results(&setup.ibid(&["doctor", "--json", "--store", &url]));
     assert_eq!((&json["store"], &json["well"]), (&Value::from(url), &Value::from(true)));
     assert_eq!(results.len(), 10);
-    let seen = |(check, result): &(String, String)| result == if check == "lease" { "unseen" } else { "ok" };
-    assert!(results.iter().all(seen), "{results:?}");
+    let is_expected =
+        |(check, result): &(String, String)| result == if check == "lease" { "unseen" } else { "ok" };
+    assert!(results.iter().all(is_expected), "{results:?}");
 }
 
 #[test]
-fn what_can_not_be_looked_at_is_told_apart() {
+fn each_unusable_store_has_its_own_message() {
     let setup = Setup::before("");
     let missing = doctor(&setup, &setup.store());
     says(&missing, 3, "store", "bad", "there is no database");
@@ -109,7 +110,7 @@ fn a_healthy_server_is_well_and_its_password_is_never_said() {
     let json = setup.ibid(&["doctor", "--json", "--store", &url]);
     assert!(results(&json).0["well"].as_bool().expect("a word"), "{json:?}");
 
-    // The gateway has none configured, so it makes a secret, in the store.
+    // The gateway has no secret configured, so it makes one and stores it.
     drop(setup.clone().store_at(&url).start());
     says(&doctor(&setup, &url), 0, "fingerprint secret", "ok", "made by the store itself");
     let file = setup.folder().join("with-secret.toml");
@@ -119,8 +120,8 @@ fn a_healthy_server_is_well_and_its_password_is_never_said() {
         setup.ibid(&["doctor", "--store", &url, "--config", file.to_str().expect("a path in UTF-8")]);
     says(&configured, 0, "fingerprint secret", "ok", "configured: 1");
     for output in [table, json, configured] {
-        let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
-        assert!(!said.contains("hunter2") && !said.contains(secret), "{said}");
+        let printed = format!("{}{}", text(&output.stdout), text(&output.stderr));
+        assert!(!printed.contains("hunter2") && !printed.contains(secret), "{printed}");
     }
 }
 
@@ -151,15 +152,15 @@ fn doctor_warns_of_an_asynchronous_standby() {
     assert!(text(&warned.stderr).starts_with("error: one thing is not as it should be"), "{warned:?}");
 
     says(&doctor(&setup, &pair.standby.url()), 1, "role", "bad", "a standby");
-    let refused = setup.clone().store_at(&pair.standby.url()).refused();
-    refused.says(3, "cannot open the store", "is a replica or read-only", "name the primary");
+    let refused = setup.clone().store_at(&pair.standby.url()).expect_refusal();
+    refused.assert_error(3, "cannot open the store", "is a replica or read-only", "name the primary");
 
     pair.make_synchronous();
     says(&doctor(&setup, &url), 0, "replication", "ok", "synchronous: `second`");
 }
 
 #[test]
-fn commits_that_wait_for_nobody_there_are_bad() {
+fn commits_that_wait_for_a_missing_standby_are_bad() {
     let server = Postgres::start();
     let setup = Setup::before("");
     assert!(setup.ibid(&["migrate", "--store", &server.url()]).status.success());
@@ -167,8 +168,8 @@ fn commits_that_wait_for_nobody_there_are_bad() {
     says(&doctor(&setup, &server.url()), 1, "replication", "bad", "every commit waits");
 }
 
-/// Runs `count` requests, and then makes the store believe that each took so long.
-async fn ran(setup: &Setup, keys: std::ops::Range<u32>, took_ms: u64) {
+/// Runs one request per key, and then changes the store as if every run had taken `took_ms`.
+async fn run_requests(setup: &Setup, keys: std::ops::Range<u32>, took_ms: u64) {
     let gateway = setup.start();
     let mut client = gateway.client().await;
     for n in keys {
@@ -187,17 +188,17 @@ async fn ran(setup: &Setup, keys: std::ops::Range<u32>, took_ms: u64) {
     }
 }
 
-async fn a_lease_below_three_times_what_runs_take_is_warned_of(on: On) {
+async fn a_lease_below_three_times_the_run_time_is_a_warning(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).on(on).config("[defaults]\nlease = \"30s\"\n");
     let url = setup.store();
-    ran(&setup, 0..19, 11_000).await;
+    run_requests(&setup, 0..19, 11_000).await;
     says(&doctor(&setup, &url), 0, "lease", "unseen", "fewer than 20 runs");
-    ran(&setup, 19..25, 9_000).await;
+    run_requests(&setup, 19..25, 9_000).await;
     says(&doctor(&setup, &url), 0, "lease", "ok", "`POST /payments`: lease 30s, p99 9000 ms of 25 runs");
-    ran(&setup, 0..1, 11_000).await;
+    run_requests(&setup, 0..1, 11_000).await;
     let warned = doctor(&setup, &url);
     says(&warned, 1, "lease", "warning", "`POST /payments`: lease 30s, p99 11000 ms of 25 runs");
     says(&warned, 1, "lease", "warning", "set `lease` to 33s or more");
 }
-on_every_store!(a_lease_below_three_times_what_runs_take_is_warned_of);
+on_every_store!(a_lease_below_three_times_the_run_time_is_a_warning);

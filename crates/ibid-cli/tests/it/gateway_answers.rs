@@ -1,4 +1,4 @@
-//! Which request a stored answer belongs to, and what of it a retry is given.
+//! Matching of requests to stored responses, and the parts of a response that a retry gets.
 
 use ibid_testkit::client::TestRequest;
 use ibid_testkit::upstream::Upstream;
@@ -62,7 +62,7 @@ async fn no_cache_may_keep_a_stored_answer() {
         }
     }
     assert_eq!((page.header("etag"), page.header("last-modified")), (None, None), "{page:?}");
-    // Every other page and refusal.
+    // All other pages and refusals.
     for target in [
         "/.ibid/policy",
         "/.ibid/problems/key-reused",
@@ -84,7 +84,7 @@ async fn no_cache_may_keep_a_stored_answer() {
 }
 
 #[tokio::test]
-async fn what_belongs_to_one_client_or_moment_is_not_replayed() {
+async fn fields_of_one_client_or_moment_are_not_replayed() {
     let upstream = Upstream::start().await;
     let config = "[defaults]\nnot_replayed = [\"X-CSRF-Token\"]\n";
     let gateway = Setup::before(&upstream.url()).config(config).start();
@@ -114,7 +114,7 @@ async fn what_belongs_to_one_client_or_moment_is_not_replayed() {
     assert_eq!(first.header("x-csrf-token").as_deref(), Some("1"), "{first:?}");
     let replay = gateway.call(&request).await;
     assert!(is_replay(&replay) && replay.header("x-kept").as_deref() == Some("1"), "{replay:?}");
-    // The server that sends the replay dates it.
+    // The server that sends the replay sets its date.
     for name in gone.into_iter().filter(|name| *name != "Date") {
         assert_eq!(replay.header(name), None, "{name} {replay:?}");
     }
@@ -191,7 +191,7 @@ async fn own_answers_carry_cors_fields_by_configuration_alone() {
 #[tokio::test]
 async fn a_replay_repeats_cors_fields_for_the_same_origin_only() {
     let upstream = Upstream::start().await;
-    // Another origin is in the gateway's own list, and that says nothing about the API's answers.
+    // The other origin is only in the gateway's own list, which says nothing about the API's responses.
     let config = "[cors]\norigins = [\"https://b.example\"]\n";
     let gateway = Setup::before(&upstream.url()).config(config).start();
     let of = |origin: &str| {

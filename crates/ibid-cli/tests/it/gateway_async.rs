@@ -1,4 +1,5 @@
-//! Answers that come later: accepted with 202, delivered once without the client, through outages, kills and company.
+//! Asynchronous responses: a request is accepted with 202 and delivered once without its client, despite outages,
+//! kills and other gateways.
 
 use futures_util::future::join_all;
 use ibid_testkit::client::{TestRequest, TestResponse};
@@ -15,9 +16,9 @@ fn paid(key: &str) -> TestRequest {
     pay(key).fixture("status=201;body=paid")
 }
 
-/// Panics unless it is a 202 of the gateway's own; where to look.
+/// Panics unless it is a 202 of the gateway itself. Returns the path of the status page.
 #[track_caller]
-fn accepted(answer: &TestResponse) -> String {
+fn status_page(answer: &TestResponse) -> String {
     assert_eq!(answer.status, 202, "{answer:?}");
     assert_eq!(answer.header("retry-after").as_deref(), Some("1"), "{answer:?}");
     assert_eq!(answer.header("cache-control").as_deref(), Some("no-store"), "{answer:?}");
@@ -28,20 +29,20 @@ fn accepted(answer: &TestResponse) -> String {
     page
 }
 
-/// The key's page, held until it is done or for the route's `wait`.
-async fn watched(gateway: &Gateway, page: &str) -> Value {
-    let answer = gateway.settled(&TestRequest::get(page).header("Prefer", "wait=5")).await;
+/// Gets the key's status page, which waits until the request is done, at most for the route's `wait`.
+async fn wait_for_page(gateway: &Gateway, page: &str) -> Value {
+    let answer = gateway.retry_until_settled(&TestRequest::get(page).header("Prefer", "wait=5")).await;
     assert_eq!(answer.status, 200, "{answer:?}");
     serde_json::from_slice(&answer.body).expect("JSON")
 }
 
-/// Waits until the key's page says this.
+/// Waits until the key's status page satisfies `is`.
 async fn until_page(gateway: &Gateway, page: &str, what: &str, is: impl Fn(&Value) -> bool) -> Value {
-    until_async(what, async || Some(watched(gateway, page).await).filter(|said| is(said))).await
+    until_async(what, async || Some(wait_for_page(gateway, page).await).filter(|status| is(status))).await
 }
 
 async fn until_state(gateway: &Gateway, page: &str, state: &str) -> Value {
-    until_page(gateway, page, &format!("the record is `{state}`"), |said| said["state"] == state).await
+    until_page(gateway, page, &format!("the record is `{state}`"), |status| status["state"] == state).await
 }
 
 const ASYNC: &str = "[defaults]\nanswer = \"async\"\nlease = \"1s\"\n[upkeep]\nsweep_every = \"200ms\"\n";
@@ -53,13 +54,13 @@ async fn an_accepted_request_is_delivered_once(on: On) {
     let gateway = setup.start();
     let request = pay("k").fixture("gate;status=201;body=paid;header=X-Own: 1");
     let first = gateway.call(&request).await;
-    let page = accepted(&first);
+    let page = status_page(&first);
     assert_eq!(page, "/.ibid/keys/k?method=POST&path=%2Fpayments");
     assert_eq!(first.header("preference-applied"), None);
     upstream.until(|tally| tally.held == 1).await;
 
     let again = gateway.call(&request).await;
-    accepted(&again);
+    status_page(&again);
     assert_eq!(again.body, first.body);
     assert_problem(&gateway.call(&pay("k").body("six")).await, 422, "key-reused");
     let running = gateway.call(&TestRequest::get(&page)).await;
@@ -100,31 +101,35 @@ async fn a_later_delivery_sends_the_original_request(on: On) {
         .header("X-Hop", "1")
         .header("Connection", "x-hop")
         .fixture("gate;status=201;body=paid");
-    let page = accepted(&gateway.call(&request).await);
+    let page = status_page(&gateway.call(&request).await);
     upstream.until(|tally| tally.held == 1).await;
-    assert_eq!(kept(&setup, "canary-token"), 1, "it is kept while it is needed, or this test proves nothing");
+    assert_eq!(
+        count_attachments(&setup, "canary-token"),
+        1,
+        "it is kept while it is needed, or this test proves nothing"
+    );
     upstream.gate().open();
     until_state(&gateway, &page, "completed").await;
 
-    let seen = upstream.requests().pop().expect("one");
-    assert_eq!((seen.method.as_str(), seen.target.as_str()), ("POST", "/payments?fast=1"));
-    assert_eq!(seen.body, b"canary-body");
-    assert_eq!(seen.header("authorization").as_deref(), Some("Bearer canary-token"));
-    assert_eq!(seen.header("cookie").as_deref(), Some("session=canary-cookie"));
-    assert_eq!(seen.header("x-forwarded-for").as_deref(), Some("127.0.0.1"));
-    assert_eq!(seen.key().as_deref(), Some("canary-key"));
-    assert!(seen.headers.iter().any(|(_, value)| value == b"caf\xe9"), "{seen:?}");
-    assert_eq!(seen.header("x-hop"), None);
+    let delivered = upstream.requests().pop().expect("one");
+    assert_eq!((delivered.method.as_str(), delivered.target.as_str()), ("POST", "/payments?fast=1"));
+    assert_eq!(delivered.body, b"canary-body");
+    assert_eq!(delivered.header("authorization").as_deref(), Some("Bearer canary-token"));
+    assert_eq!(delivered.header("cookie").as_deref(), Some("session=canary-cookie"));
+    assert_eq!(delivered.header("x-forwarded-for").as_deref(), Some("127.0.0.1"));
+    assert_eq!(delivered.key().as_deref(), Some("canary-key"));
+    assert!(delivered.headers.iter().any(|(_, value)| value == b"caf\xe9"), "{delivered:?}");
+    assert_eq!(delivered.header("x-hop"), None);
 
-    assert_eq!((kept(&setup, "canary-token"), kept(&setup, "canary-body")), (0, 0));
-    assert_eq!(kept(&setup, "paid"), 1, "the answer stays");
+    assert_eq!((count_attachments(&setup, "canary-token"), count_attachments(&setup, "canary-body")), (0, 0));
+    assert_eq!(count_attachments(&setup, "paid"), 1, "the answer stays");
     for secret in ["canary-token", "canary-cookie", "canary-body", "canary-key"] {
-        assert!(!gateway.said().contains(secret), "`{secret}` in the log: {}", gateway.said());
+        assert!(!gateway.log().contains(secret), "`{secret}` in the log: {}", gateway.log());
     }
 }
 
-/// How many of the things kept beside records hold this text.
-fn kept(setup: &Setup, text: &str) -> u32 {
+/// Returns how many attachments of records contain this text.
+fn count_attachments(setup: &Setup, text: &str) -> u32 {
     if let Some(server) = setup.server() {
         let sql = format!("select count(*) from ibid_body where position('{text}'::bytea in data) > 0");
         return server.sql(server.database(), &sql).trim().parse().expect("a number");
@@ -135,7 +140,7 @@ fn kept(setup: &Setup, text: &str) -> u32 {
 }
 
 #[tokio::test]
-async fn a_client_has_its_way_where_the_route_lets_it() {
+async fn a_client_may_choose_async_where_the_route_allows_it() {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).config(
         "[[route]]\nmatch = \"POST /payments\"\nanswer = \"prefer\"\n[[route]]\nmatch = \"POST /always\"\nanswer = \"async\"\n",
@@ -146,15 +151,16 @@ async fn a_client_has_its_way_where_the_route_lets_it() {
 
     let later = gateway.call(&paid("b").header("Prefer", "respond-async")).await;
     assert_eq!(later.header("preference-applied").as_deref(), Some("respond-async"));
-    let page = accepted(&later);
+    let page = status_page(&later);
     until_state(&gateway, &page, "completed").await;
-    // Whatever it prefers now: it is done.
+    // The request is done, so the preference no longer matters.
     let answer = gateway.call(&paid("b")).await;
     assert!(answer.status == 201 && is_replay(&answer), "{answer:?}");
     let answer = gateway.call(&paid("b").header("Prefer", "respond-async")).await;
     assert!(is_replay(&answer) && answer.header("preference-applied").is_none(), "{answer:?}");
 
-    // Rather later than never, but at once if it does not take long.
+    // A preference for an asynchronous response with a wait: if the request is done in time, the client gets the
+    // response itself.
     let answer = gateway.call(&paid("c").header("Prefer", "respond-async, wait=5")).await;
     assert_eq!((answer.status, answer.text().as_str()), (201, "paid"), "{answer:?}");
 
@@ -163,7 +169,7 @@ async fn a_client_has_its_way_where_the_route_lets_it() {
     assert_eq!(gateway.call(&elsewhere).await.status, 201);
     let always = TestRequest::post("/always").key("e").header("Prefer", "respond-async");
     let always = gateway.call(&always).await;
-    accepted(&always);
+    status_page(&always);
     assert_eq!(always.header("preference-applied").as_deref(), Some("respond-async"));
 }
 
@@ -176,7 +182,7 @@ async fn a_duplicate_of_a_running_request_may_be_shown_where_to_look() {
     let mut first = gateway.client().await;
     first.send(&request).await;
     upstream.until(|tally| tally.held == 1).await;
-    let page = accepted(&gateway.call(&request).await);
+    let page = status_page(&gateway.call(&request).await);
     upstream.gate().open();
     let answer = first.read().await.expect("the answer");
     assert_eq!((answer.status, answer.text().as_str(), is_replay(&answer)), (201, "paid", false));
@@ -190,10 +196,10 @@ async fn a_delivery_is_retried_until_the_upstream_is_back() {
     let nobody = ReservedPort::port();
     let setup = Setup::before(&nobody.url()).config(ASYNC);
     let gateway = setup.start();
-    let page = accepted(&gateway.call(&paid("k")).await);
-    let refused = |said: &Value| said["state"] == "pending" && said["last_error"] == "not_sent";
+    let page = status_page(&gateway.call(&paid("k")).await);
+    let refused = |status: &Value| status["state"] == "pending" && status["last_error"] == "not_sent";
     until_page(&gateway, &page, "a try has failed", refused).await;
-    accepted(&gateway.call(&paid("k")).await);
+    status_page(&gateway.call(&paid("k")).await);
     let upstream = nobody.start();
     let done = until_state(&gateway, &page, "completed").await;
     assert!(done["attempts"].as_u64() > Some(1), "{done}");
@@ -206,12 +212,12 @@ async fn an_undeliverable_request_becomes_a_retryable_dead_letter() {
     let setup = Setup::before(&nobody.url())
         .config(&format!("{ASYNC}[[route]]\nmatch = \"POST /payments\"\nmax_attempts = 1\n"));
     let gateway = setup.start();
-    let page = accepted(&gateway.call(&paid("k")).await);
+    let page = status_page(&gateway.call(&paid("k")).await);
     let given_back = until_state(&gateway, &page, "retryable").await;
     assert_eq!((&given_back["needs_a_person"], &given_back["attempts"]), (&true.into(), &1.into()));
-    assert_eq!(kept(&setup, "five"), 0, "the request is not needed any more");
+    assert_eq!(count_attachments(&setup, "five"), 0, "the request is not needed any more");
     let upstream = nobody.start();
-    accepted(&gateway.call(&paid("k")).await);
+    status_page(&gateway.call(&paid("k")).await);
     let done = until_state(&gateway, &page, "completed").await;
     assert_eq!((&done["needs_a_person"], &done["attempts"]), (&false.into(), &2.into()));
     assert_eq!(upstream.executions("k"), 1);
@@ -224,9 +230,9 @@ async fn a_delivery_with_a_lost_response_is_not_repeated() {
         "{ASYNC}[[route]]\nmatch = \"POST /payments\"\nupstream_timeout = \"500ms\"\nlinger = \"0s\"\n"
     );
     let gateway = Setup::before(&upstream.url()).config(&short).start();
-    let page = accepted(&gateway.call(&pay("k").fixture("cut=read")).await);
+    let page = status_page(&gateway.call(&pay("k").fixture("cut=read")).await);
     // Once the attempt's time is over, only an operator can settle it.
-    let given_up = |said: &Value| said["state"] == "unknown" && said["needs_a_person"] == true;
+    let given_up = |status: &Value| status["state"] == "unknown" && status["needs_a_person"] == true;
     until_page(&gateway, &page, "the record is a dead letter", given_up).await;
     assert_problem(&gateway.call(&pay("k").fixture("cut=read")).await, 409, "outcome-unknown");
     assert_eq!((upstream.executions("k"), upstream.deliveries_begun()), (1, 1));
@@ -236,11 +242,11 @@ on_every_store!(a_kill_between_202_and_delivery_loses_nothing);
 async fn a_kill_between_202_and_delivery_loses_nothing(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).on(on).config(ASYNC);
-    // It has seen the record and takes its time: longer than this test.
+    // The gateway has claimed the record and pauses for longer than this test.
     let mut gateway =
         setup.clone().variable("IBID_FAILPOINTS", "deliver.before=return(pause:600000)").start();
-    let page = accepted(&gateway.call(&paid("k")).await);
-    gateway.until_said("a failpoint is hit").await;
+    let page = status_page(&gateway.call(&paid("k")).await);
+    gateway.wait_for_log("a failpoint is hit").await;
     gateway.kill();
     assert_eq!(upstream.deliveries_begun(), 0);
     let gateway = setup.start();
@@ -257,14 +263,14 @@ async fn a_kill_during_delivery_is_unknown_and_nothing_is_done_twice(on: On) {
     let setup = Setup::before(&upstream.url()).on(on).config(ASYNC);
     let request = pay("k").fixture("gate;status=201;body=paid");
     let mut gateway = setup.start();
-    let page = accepted(&gateway.call(&request).await);
-    // Executed, and the answer is on its way.
+    let page = status_page(&gateway.call(&request).await);
+    // The upstream has executed the request, and its response is still in flight.
     upstream.until(|tally| tally.held == 1).await;
     gateway.kill();
     upstream.gate().open();
     let gateway = setup.start();
-    let said = until_state(&gateway, &page, "unknown").await;
-    assert_eq!(said["last_error"], "lapsed");
+    let status = until_state(&gateway, &page, "unknown").await;
+    assert_eq!(status["last_error"], "lapsed");
     assert_problem(&gateway.call(&request).await, 409, "outcome-unknown");
     assert_eq!((upstream.executions("k"), upstream.deliveries_begun()), (1, 1));
 }
@@ -274,10 +280,11 @@ async fn a_kill_before_the_first_byte_may_be_delivered_again(on: On) {
     let upstream = Upstream::start().await;
     let config = ASYNC.replace("lease", "on_lapse = \"retry\"\nlease");
     let setup = Setup::before(&upstream.url()).on(on).config(&config);
-    // It pauses there until it is killed: one that kills itself may do so before its client has the answer.
+    // The gateway pauses there until the test kills it. If it killed itself, it could do so before its client has the
+    // 202.
     let mut gateway = setup.clone().variable("IBID_FAILPOINTS", "deliver.after=return(pause:600000)").start();
-    let page = accepted(&gateway.call(&paid("k")).await);
-    gateway.until_said("a failpoint is hit").await;
+    let page = status_page(&gateway.call(&paid("k")).await);
+    gateway.wait_for_log("a failpoint is hit").await;
     gateway.kill();
     let gateway = setup.start();
     let done = until_state(&gateway, &page, "completed").await;
@@ -292,9 +299,9 @@ async fn of_two_gateways_on_one_store_exactly_one_delivers(on: On) {
     let gateways = [setup.start(), setup.start()];
     let keys: Vec<String> = (0..200).map(|n| format!("k{n}")).collect();
     let sent =
-        keys.iter().enumerate().map(async |(n, key)| accepted(&gateways[n % 2].call(&paid(key)).await));
+        keys.iter().enumerate().map(async |(n, key)| status_page(&gateways[n % 2].call(&paid(key)).await));
     let pages = join_all(sent).await;
-    // Each is asked for at the other's.
+    // Ask the other gateway for each status page.
     join_all(
         pages.iter().enumerate().map(|(n, page)| until_state(&gateways[(n + 1) % 2], page, "completed")),
     )
@@ -317,10 +324,10 @@ async fn kills_under_load_lose_nothing_and_do_nothing_twice(on: On) {
         let sent = (0..20).map(async |n| {
             let key = format!("k-{round}-{n}");
             let answer = gateways[n % 2].call(&pay(&key)).await;
-            (key, accepted(&answer))
+            (key, status_page(&answer))
         });
         pages.extend(join_all(sent).await);
-        // Somewhere within the round's deliveries, and elsewhere each time.
+        // Kill it during the round's deliveries, at a different moment each time.
         upstream.until(|tally| tally.total >= pages.len() - 20 - lost + round % 10).await;
         gateways[round % 2].kill();
         lost = pages.len() - upstream.total();
@@ -328,10 +335,10 @@ async fn kills_under_load_lose_nothing_and_do_nothing_twice(on: On) {
     }
     let mut unknown = 0;
     for (key, page) in &pages {
-        let ended = |said: &Value| said["state"] == "completed" || said["state"] == "unknown";
-        let said = until_page(&gateways[0], page, &format!("`{key}` has come to an end"), ended).await;
-        match said["state"] == "completed" {
-            true => assert_eq!((upstream.executions(key), &said["status"]), (1, &201.into()), "{key}"),
+        let ended = |status: &Value| status["state"] == "completed" || status["state"] == "unknown";
+        let status = until_page(&gateways[0], page, &format!("`{key}` has come to an end"), ended).await;
+        match status["state"] == "completed" {
+            true => assert_eq!((upstream.executions(key), &status["status"]), (1, &201.into()), "{key}"),
             false => unknown += 1,
         }
     }
@@ -341,31 +348,31 @@ async fn kills_under_load_lose_nothing_and_do_nothing_twice(on: On) {
 
 const KILLS: usize = 8;
 
-on_every_store!(what_one_gateway_left_behind_another_delivers);
-async fn what_one_gateway_left_behind_another_delivers(on: On) {
+on_every_store!(another_gateway_delivers_after_a_kill);
+async fn another_gateway_delivers_after_a_kill(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).on(on).config(ASYNC);
     let mut first = setup.clone().variable("IBID_FAILPOINTS", "deliver.before=return(pause:600000)").start();
     let second = setup.start();
-    let page = accepted(&first.call(&paid("k")).await);
-    first.until_said("a failpoint is hit").await;
+    let page = status_page(&first.call(&paid("k")).await);
+    first.wait_for_log("a failpoint is hit").await;
     first.kill();
     until_state(&second, &page, "completed").await;
     assert_eq!((upstream.executions("k"), upstream.deliveries_begun()), (1, 1));
 }
 
 #[tokio::test]
-async fn a_delivery_that_runs_at_shutdown_comes_to_its_end() {
+async fn a_running_delivery_is_finished_at_shutdown() {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).config(ASYNC);
     let request = pay("k").fixture("gate;status=201;body=paid");
     let mut gateway = setup.start();
-    accepted(&gateway.call(&request).await);
+    status_page(&gateway.call(&request).await);
     upstream.until(|tally| tally.held == 1).await;
     gateway.signal("TERM");
-    gateway.until_said("draining").await;
+    gateway.wait_for_log("draining").await;
     upstream.gate().open();
-    assert_eq!(gateway.ended().await.code(), Some(0), "{}", gateway.said());
+    assert_eq!(gateway.wait_for_exit().await.code(), Some(0), "{}", gateway.log());
     let answer = setup.start().call(&request).await;
     assert_eq!((answer.status, answer.text().as_str(), is_replay(&answer)), (201, "paid", true));
     assert_eq!(upstream.executions("k"), 1);
@@ -377,10 +384,10 @@ async fn with_upkeep_off_a_gateway_leaves_the_chores_to_another() {
     let off = "[defaults]\nanswer = \"async\"\n[upkeep]\nrun = false\n";
     let setup = Setup::before(&upstream.url()).config(off);
     let idle = setup.start();
-    let page = accepted(&idle.call(&paid("k")).await);
+    let page = status_page(&idle.call(&paid("k")).await);
     let chores = idle.page("/metrics").await.text();
     assert!(!chores.contains("ibid_chore_last_run_seconds{"), "{chores}");
-    assert_eq!(watched(&idle, &page).await["state"], "pending", "held for as long as the page waits");
+    assert_eq!(wait_for_page(&idle, &page).await["state"], "pending", "held for as long as the page waits");
     assert_eq!(upstream.deliveries_begun(), 0);
 
     let _busy = setup.clone().config(ASYNC).start();

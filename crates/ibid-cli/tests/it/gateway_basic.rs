@@ -1,4 +1,4 @@
-//! What a client sees of the gateway on a good day: one execution, equal answers, and a key's page.
+//! The gateway without faults, as a client sees it: one execution, equal responses, and a status page per key.
 
 use futures_util::future::join_all;
 use ibid_testkit::client::{TestRequest, TestResponse};
@@ -22,7 +22,7 @@ fn pay(key: &str) -> TestRequest {
     TestRequest::post("/payments").key(key).body("{\"amount\": 5}").header("Content-Type", "application/json")
 }
 
-/// Forty answers to one execution: one of them the first, all of them equal.
+/// Asserts that of forty equal responses one is the first and the others are replays.
 fn assert_equal(answers: &[TestResponse], body: &str) {
     assert_eq!(answers.len(), 40);
     for answer in answers {
@@ -122,7 +122,7 @@ async fn a_mismatch_is_refused_even_while_the_first_runs() {
     upstream.gate().open();
     first.read().await.expect("an answer");
     assert_problem(&gateway.call(&other).await, 422, "key-reused");
-    // The same JSON in other bytes is the same request.
+    // Equal JSON in different bytes is the same request.
     let respelt = gateway.call(&pay("mine").body("{ \"amount\" : 5.0 }")).await;
     assert!(is_replay(&respelt), "{respelt:?}");
     assert_eq!(upstream.total(), 1);
@@ -165,13 +165,13 @@ async fn a_client_that_leaves_mid_body_leaves_no_record() {
     let mut client = gateway.client().await;
     client.send_bytes(&bytes[..bytes.len() - 5]).await;
     client.finish_sending().await;
-    // Whatever it is told, the connection ends; then nothing of it can still be on the way.
+    // Whatever response arrives, the gateway closes the connection; after that, nothing of the request is in flight.
     while !client.read_some(4096).await.is_empty() {}
     gateway.until_sockets(sockets).await;
     assert_eq!((upstream.deliveries_begun(), upstream.total()), (0, 0));
     let listed = setup.ibid(&["keys", "list", "--json", "--store", &setup.store()]);
     assert!(!String::from_utf8_lossy(&listed.stdout).contains("-early"), "{listed:?}");
-    // And the key is as new for the whole request.
+    // The key is still unused, so the whole request runs as new.
     assert!(!is_replay(&gateway.call(&pay("fin-early")).await));
     assert_eq!(upstream.executions("fin-early"), 1);
 }
@@ -209,8 +209,8 @@ async fn the_status_page_follows_a_key_and_the_policy_is_published() {
     assert_eq!(upstream.total(), 1, "ibid's own pages are not forwarded");
 }
 
-on_every_store!(keys_are_listed_and_shown_beside_the_running_gateway);
-async fn keys_are_listed_and_shown_beside_the_running_gateway(on: On) {
+on_every_store!(keys_are_listed_and_shown_while_a_gateway_runs);
+async fn keys_are_listed_and_shown_while_a_gateway_runs(on: On) {
     let (upstream, setup, gateway) = world_on(on).await;
     let mut busy = gateway.client().await;
     busy.send(&pay("running").fixture("gate")).await;
@@ -237,7 +237,7 @@ async fn keys_are_listed_and_shown_beside_the_running_gateway(on: On) {
         serde_json::from_str(&run(&["keys", "show", &id[..8], "--json"])).expect("JSON");
     assert_eq!((&shown["key"], &shown["state"]), (&"done".into(), &"completed".into()), "{shown}");
     assert!(run(&["keys", "show", &id[..8]]).contains("completed"));
-    // The gateway did not mind.
+    // The commands did not disturb the running gateway.
     upstream.gate().open();
     assert_eq!(busy.read().await.expect("an answer").status, 200);
     assert!(is_replay(&gateway.call(&pay("done")).await));
@@ -299,7 +299,7 @@ async fn the_admin_listener_serves_health_readiness_and_metrics() {
     assert_eq!(gateway.metric("ibid_reserve_replay_total", "profile=\"ietf\"").await, 1.0);
     let page = gateway.page("/metrics").await;
     assert!(!page.text().contains("payments"), "labels never name a path: {}", page.text());
-    // The gauges come with the first sweep.
+    // The gauges appear with the first sweep.
     until_async("records are counted", async || {
         gateway.page("/metrics").await.text().contains("ibid_records").then_some(())
     })

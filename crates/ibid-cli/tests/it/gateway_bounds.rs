@@ -1,4 +1,4 @@
-//! The gateway's bounds, one by one: what is refused or ended when one is reached, and that nothing was reserved.
+//! The gateway's bounds, one by one: a request beyond a bound is refused or ended, and reserves nothing.
 
 use ibid_testkit::client::{Client, TestRequest};
 use ibid_testkit::upstream::Upstream;
@@ -52,7 +52,7 @@ async fn a_body_that_finds_no_room_in_memory_is_refused() {
 }
 
 #[tokio::test]
-async fn what_passes_makes_room_by_its_longest_wait_for_a_head() {
+async fn the_longest_unguarded_wait_for_a_head_makes_room() {
     let upstream = Upstream::start().await;
     let gateway = Setup::before(&upstream.url()).config("[server]\nmax_passed = 2\n").start();
     let mut waiting = Vec::new();
@@ -62,12 +62,12 @@ async fn what_passes_makes_room_by_its_longest_wait_for_a_head() {
         upstream.until(|tally| tally.total == n).await;
         waiting.push(client);
     }
-    // Guarded requests have slots and connections of their own.
+    // Guarded requests have separate slots and connections.
     assert_eq!(gateway.call(&TestRequest::post("/pay").key("a")).await.status, 200);
     assert_eq!(gateway.call(&TestRequest::get("/")).await.status, 200);
     assert_eq!(waiting.remove(0).read().await.unwrap().status, 504);
 
-    // Those that have their head are not ended: then the next one is refused.
+    // Requests whose response head has arrived are not ended, so the next one is refused.
     let mut streams = Vec::new();
     for _ in 0..2 {
         let mut client = gateway.client().await;
@@ -86,7 +86,7 @@ async fn what_passes_makes_room_by_its_longest_wait_for_a_head() {
 }
 
 #[tokio::test]
-async fn a_tunnel_keeps_its_slot_among_what_passes() {
+async fn a_tunnel_keeps_its_slot_for_unguarded_requests() {
     let upstream = Upstream::start().await;
     let gateway = Setup::before(&upstream.url()).config("[server]\nmax_passed = 1\n").start();
     let mut tunnel = gateway.client().await;
@@ -106,7 +106,7 @@ async fn a_tunnel_keeps_its_slot_among_what_passes() {
 async fn an_unguarded_body_that_stops_before_the_head_is_ended() {
     let upstream = Upstream::start().await;
     let gateway = Setup::before(&upstream.url()).config("[server]\nstall_timeout = \"500ms\"\n").start();
-    // All of it is sent, and the upstream takes its time: nobody has stalled.
+    // The whole request was sent, and the upstream is slow: that is not a stall.
     let mut patient = gateway.client().await;
     patient.send(&TestRequest::new("PUT", "/").body("whole").fixture("gate")).await;
     upstream.until(|tally| tally.total == 1).await;
@@ -133,7 +133,7 @@ async fn runs_of_reset_streams_count_for_their_connection() {
         let (answer, mut body) = client.open("POST", "/pay", &lines).await;
         body.send_data(Default::default(), true).expect("the body ends");
         tokio::select! {
-            // It runs, and goes on without its client.
+            // The request keeps running without its client.
             _ = upstream.until(|tally| tally.total > n) => body.send_reset(h2::Reason::CANCEL),
             answer = answer => {
                 assert_eq!(answer.expect("an answer").status(), 503);
@@ -145,7 +145,7 @@ async fn runs_of_reset_streams_count_for_their_connection() {
     assert_eq!(shown(&gateway, "max_guarded_per_connection").await.2, 16.0);
     assert_eq!(gateway.call(&TestRequest::post("/pay").key("honest")).await.status, 200);
 
-    // Once the runs are over the connection may go on.
+    // Once the runs are over, the connection may be used again.
     upstream.gate().open();
     let goes_on = async || {
         let answer = client.post("/pay", &[("idempotency-key", "later")], "").await.await;
@@ -158,7 +158,7 @@ async fn runs_of_reset_streams_count_for_their_connection() {
 async fn the_file_limit_is_raised_up_to_the_hard_limit() {
     let upstream = Upstream::start().await;
     let gateway = Setup::before(&upstream.url()).files(256).start();
-    gateway.until_said("the limit of open files is too low for `[server]`").await;
+    gateway.wait_for_log("the limit of open files is too low for `[server]`").await;
     let max = async |limit| shown(&gateway, limit).await.1;
     let (clients, guarded) = (max("max_connections").await, max("max_upstream_connections").await);
     let passed = max("max_passed").await;
@@ -187,12 +187,13 @@ async fn a_slow_head_of_many_connections_leaves_room_for_others() {
         upstream.until(|tally| tally.total == n).await;
         slow.push(client);
     }
-    // Every connection is busy with what nobody guards: one of them is ended for it, once it has waited for a second.
+    // Every connection is busy with an unguarded request. After a wait of one second, one of them is ended for the
+    // guarded one.
     assert_eq!(gateway.call(&TestRequest::post("/pay").key("a")).await.status, 200);
     assert_eq!(slow.remove(0).read().await.unwrap().status, 504);
 }
 
-/// How much of a bound is used, the bound itself, and how often it was reached.
+/// Returns the used part of a bound, the bound itself, and how often it was reached.
 async fn shown(gateway: &Gateway, limit: &str) -> (f64, f64, f64) {
     let label = format!("limit=\"{limit}\"");
     let used = gateway.metric("ibid_limit_used", &label).await;
@@ -202,5 +203,5 @@ async fn shown(gateway: &Gateway, limit: &str) -> (f64, f64, f64) {
 
 const MIB: usize = 1 << 20;
 
-/// What is left of the memory; the refusal itself takes some of it.
+/// Memory that is left below the bound; the refusal itself takes some of it.
 const ROOM: usize = 4096;

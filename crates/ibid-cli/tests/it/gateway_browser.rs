@@ -1,5 +1,5 @@
-//! A real browser before the gateway: what a page's script can read of a first answer, a replay, a refusal and a
-//! status page that come from another origin.
+//! A real browser before the gateway: a page's script reads a first response, a replay, a refusal and a status page of
+//! another origin.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -29,22 +29,22 @@ async fn a_browser_reads_replays_refusals_and_status_pages() {
     let mut results = serve_page(listener, &format!("http://{}", gateway.addr()));
 
     let browser = Browser::open(&origin, &setup);
-    let seen = tokio::time::timeout(PATIENCE, results.recv()).await;
-    let seen =
-        seen.unwrap_or_else(|_| panic!("no result from the page; the gateway said {}", gateway.said()));
+    let report = tokio::time::timeout(PATIENCE, results.recv()).await;
+    let report =
+        report.unwrap_or_else(|_| panic!("no result from the page; the gateway said {}", gateway.log()));
     drop(browser);
 
-    let seen: Value = serde_json::from_str(&seen.expect("the page's server runs")).expect("JSON");
+    let report: Value = serde_json::from_str(&report.expect("the page's server runs")).expect("JSON");
     let answered = |status: u16, replayed: Option<&str>, text: &str| json!({ "status": status, "replayed": replayed, "text": text });
-    assert_eq!(seen["first"], answered(201, None, "paid"), "{seen:#}");
-    assert_eq!(seen["retry"], answered(201, Some("true"), "paid"), "{seen:#}");
-    assert_eq!(seen["reused"], answered(422, None, "urn:ibid:problem:key-reused"), "{seen:#}");
-    assert_eq!(seen["status"], answered(200, None, "completed"), "{seen:#}");
-    assert_eq!(seen["stored"], answered(201, Some("true"), "paid"), "{seen:#}");
+    assert_eq!(report["first"], answered(201, None, "paid"), "{report:#}");
+    assert_eq!(report["retry"], answered(201, Some("true"), "paid"), "{report:#}");
+    assert_eq!(report["reused"], answered(422, None, "urn:ibid:problem:key-reused"), "{report:#}");
+    assert_eq!(report["status"], answered(200, None, "completed"), "{report:#}");
+    assert_eq!(report["stored"], answered(201, Some("true"), "paid"), "{report:#}");
     assert_eq!(upstream.executions("browser"), 1);
 }
 
-/// Serves the page that asks the gateway, and hands on what it reports.
+/// Serves the page that calls the gateway, and returns what the page reports.
 fn serve_page(listener: TcpListener, gateway: &str) -> mpsc::Receiver<String> {
     let (reports, results) = mpsc::channel(1);
     let page = Html(PAGE.replace("GATEWAY", gateway));
@@ -59,7 +59,7 @@ fn serve_page(listener: TcpListener, gateway: &str) -> mpsc::Receiver<String> {
     results
 }
 
-/// A headless Chromium with a profile of its own; killed when dropped.
+/// A headless Chromium with a temporary profile; killed when dropped.
 struct Browser {
     child: Child,
 }
@@ -85,13 +85,14 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // Its helpers end with it.
+        // Chromium's helper processes end with it.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Asks five things across origins. The last two take a field of their own, so the browser asks for leave first.
+/// A page that makes five requests to another origin. The last two send a custom header, so the browser sends a
+/// preflight first.
 const PAGE: &str = r#"<!doctype html><script>
 const ask = async (path, init, text) => {
   try {
@@ -117,5 +118,5 @@ const traced = { headers: { "x-trace-me": "1" } };
 })();
 </script>"#;
 
-/// A cold start of the browser on a loaded machine takes seconds; only a hang meets this.
+/// Longest wait. A cold start of the browser on a loaded machine takes seconds; only a hang reaches this.
 const PATIENCE: Duration = Duration::from_secs(90);

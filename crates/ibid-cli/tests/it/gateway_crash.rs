@@ -1,8 +1,9 @@
-//! kill -9 at any moment, with load running: no key is delivered twice, no stored answer changes, every key settles.
+//! Gateways are killed with SIGKILL under load: no key is delivered twice, no stored response changes, every key
+//! settles.
 //!
-//! Sixteen clients send keys of every class of answer and retry each until it is settled. Meanwhile gateways are killed
-//! and started again on the same store. What the upstream was given and what the clients were told is then compared.
-//! A run is repeated with `CRASH_SEED=…`, as far as a race can be repeated.
+//! Sixteen clients send keys of every class of upstream response, and retry each until it is settled. Meanwhile
+//! gateways are killed and started again on the same store. The test then compares the deliveries to the upstream with
+//! the responses that clients got. `CRASH_SEED=…` repeats a run, as far as a race can be repeated.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -66,8 +67,8 @@ async fn crash(on: On, gateways: usize) {
     let mut dice = Dice(seed);
     let mut kills = 0;
     while kills < kills_wanted() {
-        // Moments are told by what was delivered, answered or heard since the last kill; where in its work each of the
-        // other clients is by then is anybody's guess.
+        // The moment of a kill is a number of deliveries, upstream responses or client responses since the last kill.
+        // The other clients can then be at any point of their work.
         let counter = [&upstream.ledger.delivered, &upstream.ledger.answered, &load.heard][dice.below(3)];
         let target = *counter.borrow() + 1 + dice.below(60);
         let mut counting = counter.subscribe();
@@ -77,7 +78,7 @@ async fn crash(on: On, gateways: usize) {
         let victim = dice.below(gateways);
         running[victim].kill();
         kills += 1;
-        // Sometimes both at once.
+        // In one of four rounds, kill both at once.
         if gateways == 2 && dice.below(4) == 0 {
             running[1 - victim].kill();
             kills += 1;
@@ -87,7 +88,7 @@ async fn crash(on: On, gateways: usize) {
         *load.doors.lock().unwrap() = running.iter().map(Gateway::addr).collect();
     }
 
-    // The last kill: nobody asks for what it leaves behind, so it is the sweeper's.
+    // After the last kill, no client retries the keys that it left open, so only the sweeper can settle them.
     load.abandoned.store(true, Ordering::SeqCst);
     running.iter_mut().for_each(Gateway::kill);
     kills += gateways;
@@ -102,17 +103,17 @@ async fn crash(on: On, gateways: usize) {
     })
     .await;
     let swept = since.elapsed();
-    // A record that was begun in the last moment has its whole lease before it.
+    // A record that was begun just before the kill has its whole lease ahead.
     assert!(swept < LEASE + SWEEP_EVERY + SLACK, "lapsed ones took {swept:?}; seed {seed}");
     let lapsed = back.metric("ibid_zombie_keys_total", "").await;
 
-    // Every key settles, and what was told once is told again, also to those who had settled long before.
+    // Every key settles, and every client gets the response it got before, also for keys that settled long ago.
     *load.doors.lock().unwrap() = vec![back.addr()];
     load.abandoned.store(false, Ordering::SeqCst);
     load.stopped.store(true, Ordering::SeqCst);
     load.ask_for_all_again().await;
-    let told = load.keys.lock().unwrap().clone();
-    let figures = judge(&upstream, &told);
+    let outcomes = load.keys.lock().unwrap().clone();
+    let figures = judge(&upstream, &outcomes);
     let broken = load.broken.lock().unwrap().clone();
     assert!(broken.is_empty() && figures.wrong.is_empty(), "seed {seed}: {broken:#?} {:#?}", figures.wrong);
     assert!(figures.unknown_by_crash > 0, "kills hit running requests, or this test proves nothing");
@@ -126,45 +127,45 @@ async fn crash(on: On, gateways: usize) {
     println!(
         "{kills} kills, {} keys, {} deliveries, {} stored, {} unknown ({} by a crash, {lapsed} swept after the last), \
          swept in {swept:?}, {:?} in all",
-        told.len(),
+        outcomes.len(),
         figures.deliveries,
         figures.stored,
-        told.len() - figures.stored,
+        outcomes.len() - figures.stored,
         figures.unknown_by_crash,
         started.elapsed(),
     );
 }
 
-/// What a key came to, as its client was told.
+/// Outcome of a key, as its client knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Fate {
-    /// Not known yet.
+enum KeyOutcome {
+    /// The outcome is not known yet.
     Open,
-    /// This answer, for ever.
+    /// This response is stored and must not change.
     Stored { status: u16, body: String },
-    /// Nobody knows, and nobody tries again.
+    /// The outcome is unknown, and no gateway tries again.
     Unknown,
 }
 
-/// The clients and what they were told.
+/// The clients, and the outcomes that they know.
 struct Load {
     seed: u64,
-    /// Where gateways listen now.
+    /// Addresses of the running gateways.
     doors: Mutex<Vec<SocketAddr>>,
     next: AtomicUsize,
-    /// No new keys.
+    /// Set to start no new keys.
     stopped: AtomicBool,
-    /// Leave at once, whatever is open.
+    /// Set to leave at once, even with open keys.
     abandoned: AtomicBool,
-    /// Answers that clients got.
+    /// Number of responses that clients got.
     heard: watch::Sender<usize>,
-    keys: Mutex<BTreeMap<String, Fate>>,
-    /// Promises that were seen broken.
+    keys: Mutex<BTreeMap<String, KeyOutcome>>,
+    /// Violations that clients saw.
     broken: Mutex<Vec<String>>,
 }
 
 impl Load {
-    /// One client: fresh keys, each retried until it is settled, and now and then an old one again.
+    /// Runs one client: it sends fresh keys, retries each until it is settled, and sometimes repeats an old one.
     async fn client(self: Arc<Self>, number: u64) {
         let mut dice = Dice(self.seed ^ (number + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let mut connection = None;
@@ -175,7 +176,7 @@ impl Load {
             } else {
                 let n = self.next.fetch_add(1, Ordering::SeqCst);
                 let key = format!("{}-{n}", CLASSES[dice.below(CLASSES.len())].0);
-                self.keys.lock().unwrap().insert(key.clone(), Fate::Open);
+                self.keys.lock().unwrap().insert(key.clone(), KeyOutcome::Open);
                 mine.push(key.clone());
                 key
             };
@@ -183,7 +184,7 @@ impl Load {
         }
     }
 
-    /// Sends the request until it is settled, or until all is abandoned.
+    /// Sends the request until it is settled, or until the load is abandoned.
     async fn settle(&self, key: &str, connection: &mut Option<Client>, dice: &mut Dice) {
         let deadline = Instant::now() + PATIENCE;
         while !self.abandoned.load(Ordering::SeqCst) {
@@ -199,8 +200,8 @@ impl Load {
                 continue;
             };
             self.heard.send_modify(|count| *count += 1);
-            if let Some(fate) = self.fate_of(key, &answer) {
-                return self.told(key, fate, &answer);
+            if let Some(outcome) = self.outcome_of(key, &answer) {
+                return self.record_outcome(key, outcome, &answer);
             }
             if answer.status == 409 || answer.status == 503 {
                 tokio::time::sleep(RETRY_AFTER).await;
@@ -208,61 +209,63 @@ impl Load {
         }
     }
 
-    /// One request over the kept connection or a new one; none if it broke.
+    /// Sends one request on the kept connection or on a new one. Returns `None` if the connection broke.
     async fn ask(
         &self,
         request: &TestRequest,
-        kept: &mut Option<Client>,
+        connection: &mut Option<Client>,
         dice: &mut Dice,
     ) -> Option<TestResponse> {
-        if kept.is_none() {
+        if connection.is_none() {
             let door = {
                 let doors = self.doors.lock().unwrap();
                 doors[dice.below(doors.len())]
             };
-            *kept = Client::try_connect(door).await;
+            *connection = Client::try_connect(door).await;
         }
-        let answer = kept.as_mut()?.try_call(request).await.filter(|answer| !answer.cut);
-        // Change places now and then, so that both gateways see every key.
+        let answer = connection.as_mut()?.try_call(request).await.filter(|answer| !answer.cut);
+        // Reconnect now and then, so that both gateways see every key.
         if answer.is_none() || dice.below(16) == 0 {
-            *kept = None;
+            *connection = None;
         }
         answer
     }
 
-    /// What an answer settles; none if the client has to come again.
-    fn fate_of(&self, key: &str, answer: &TestResponse) -> Option<Fate> {
+    /// Returns the outcome that a response proves, or `None` if the client has to retry.
+    fn outcome_of(&self, key: &str, answer: &TestResponse) -> Option<KeyOutcome> {
         match (answer.status, problem(answer).as_str()) {
-            (409, "outcome-unknown") => Some(Fate::Unknown),
+            (409, "outcome-unknown") => Some(KeyOutcome::Unknown),
             (502 | 504, "outcome-unknown") | (409, "request-in-progress") => None,
             (503, "store-unavailable" | "upstream-unavailable") => None,
             (200 | 201 | 404 | 422, "") if answer.header("idempotency-stored").is_none() => {
-                Some(Fate::Stored { status: answer.status, body: answer.text() })
+                Some(KeyOutcome::Stored { status: answer.status, body: answer.text() })
             }
-            // The upstream's own words, or an answer whose record could not be written in time.
+            // A response of the upstream that is not stored, or one whose record could not be written in time.
             (200 | 201 | 404 | 422 | 409 | 425 | 429 | 500 | 503, "") => None,
             (status, code) => {
                 self.breach(format!("`{key}` was answered {status} `{code}`"));
-                Some(Fate::Unknown)
+                Some(KeyOutcome::Unknown)
             }
         }
     }
 
-    /// Keeps what was told, and compares it with what was told before.
-    fn told(&self, key: &str, fate: Fate, answer: &TestResponse) {
-        let before = self.keys.lock().unwrap().insert(key.to_owned(), fate.clone());
-        match (before, &fate) {
-            (None | Some(Fate::Open), _) => {}
-            // Told before, so this can only be a replay.
-            (Some(before), Fate::Stored { .. }) if before == fate && is_replay(answer) => {}
-            (Some(Fate::Unknown), Fate::Unknown) => {}
-            // The attempt outlived its lease and came back with the answer: it settles its own record.
-            (Some(Fate::Unknown), Fate::Stored { .. }) if is_replay(answer) => {}
-            (before, fate) => self.breach(format!("`{key}` was {before:?} and is now {fate:?}: {answer:?}")),
+    /// Records an outcome, and compares it with the one that the client knew before.
+    fn record_outcome(&self, key: &str, outcome: KeyOutcome, answer: &TestResponse) {
+        let before = self.keys.lock().unwrap().insert(key.to_owned(), outcome.clone());
+        match (before, &outcome) {
+            (None | Some(KeyOutcome::Open), _) => {}
+            // The client already got this response, so this one must be a replay.
+            (Some(before), KeyOutcome::Stored { .. }) if before == outcome && is_replay(answer) => {}
+            (Some(KeyOutcome::Unknown), KeyOutcome::Unknown) => {}
+            // The attempt outlived its lease and returned with the response: it settles its own record.
+            (Some(KeyOutcome::Unknown), KeyOutcome::Stored { .. }) if is_replay(answer) => {}
+            (before, outcome) => {
+                self.breach(format!("`{key}` was {before:?} and is now {outcome:?}: {answer:?}"))
+            }
         }
     }
 
-    /// Every key once more: those that are open settle, the others get what they got.
+    /// Sends every key once more: open keys settle, and the others must get the same response again.
     async fn ask_for_all_again(self: &Arc<Self>) {
         let keys: Vec<String> = self.keys.lock().unwrap().keys().cloned().collect();
         let mut asking = JoinSet::new();
@@ -282,7 +285,7 @@ impl Load {
 
     fn open_keys(&self) -> Vec<String> {
         let keys = self.keys.lock().unwrap();
-        keys.iter().filter(|(_, fate)| **fate == Fate::Open).map(|(key, _)| key.clone()).collect()
+        keys.iter().filter(|(_, outcome)| **outcome == KeyOutcome::Open).map(|(key, _)| key.clone()).collect()
     }
 
     fn breach(&self, what: String) {
@@ -290,7 +293,7 @@ impl Load {
     }
 }
 
-/// What the comparison found.
+/// Result of the comparison in [`judge`].
 #[derive(Default)]
 struct Figures {
     deliveries: usize,
@@ -299,39 +302,39 @@ struct Figures {
     wrong: Vec<String>,
 }
 
-/// Compares what the upstream was given with what the clients were told.
-fn judge(upstream: &Upstream, told: &BTreeMap<String, Fate>) -> Figures {
+/// Compares the deliveries to the upstream with the outcomes that the clients know.
+fn judge(upstream: &Upstream, outcomes: &BTreeMap<String, KeyOutcome>) -> Figures {
     let mut figures = Figures::default();
     let deliveries = upstream.ledger.deliveries.lock().unwrap();
-    for (key, fate) in told {
+    for (key, outcome) in outcomes {
         let given = deliveries.get(key).map(Vec::as_slice).unwrap_or_default();
         figures.deliveries += given.len();
         let mut wrong =
-            |why: &str| figures.wrong.push(format!("{why}: `{key}` {fate:?}, delivered {given:?}"));
-        // All but the last must have proven that nothing was executed.
+            |why: &str| figures.wrong.push(format!("{why}: `{key}` {outcome:?}, delivered {given:?}"));
+        // Every delivery before the last must have proven that nothing was executed.
         let (last, earlier) =
             given.split_last().map_or((None, &[][..]), |(last, earlier)| (Some(last), earlier));
         if earlier.iter().any(|status| !FREE.contains(status)) {
             wrong("delivered again");
         }
-        match fate {
-            Fate::Open => wrong("never settled"),
-            Fate::Stored { status, body } => {
+        match outcome {
+            KeyOutcome::Open => wrong("never settled"),
+            KeyOutcome::Stored { status, body } => {
                 figures.stored += 1;
                 if last != Some(status) || *body != answer_body(key, given.len()) {
                     wrong("not the answer of the one delivery");
                 }
             }
-            Fate::Unknown if last.is_none_or(|status| ![500, 503, CUT].contains(status)) => {
+            KeyOutcome::Unknown if last.is_none_or(|status| ![500, 503, CUT].contains(status)) => {
                 figures.unknown_by_crash += 1;
             }
-            Fate::Unknown => {}
+            KeyOutcome::Unknown => {}
         }
     }
     figures
 }
 
-/// An upstream that answers by the key's class and keeps account of every delivery.
+/// An upstream whose response depends on the class of the key, and which records every delivery.
 struct Upstream {
     addr: SocketAddr,
     ledger: Arc<Ledger>,
@@ -340,7 +343,7 @@ struct Upstream {
 
 struct Ledger {
     seed: u64,
-    /// What each delivery of a key was answered with.
+    /// Statuses that it responded with to each delivery of a key.
     deliveries: Mutex<HashMap<String, Vec<u16>>>,
     delivered: watch::Sender<usize>,
     answered: watch::Sender<usize>,
@@ -364,7 +367,7 @@ impl Upstream {
                 tokio::spawn(async move {
                     let serve = hyper::service::service_fn(|request| ledger.serve(request));
                     let mut http = hyper::server::conn::http1::Builder::new();
-                    // An error of the service is a cut connection, and that is what it is there for.
+                    // An error of the service is a cut connection, which is intended.
                     let _ = http.timer(TokioTimer::new()).serve_connection(TokioIo::new(stream), serve).await;
                 });
             }
@@ -386,7 +389,7 @@ impl Ledger {
             .expect("a key of ours")
             .trim_matches('"')
             .to_owned();
-        // It counts when it was read to its end: before that nothing can have been executed.
+        // Count the request once it was read to its end: before that, nothing can have been executed.
         request.into_body().collect().await.map_err(|_| "a request that broke off")?;
         let class = key.split('-').next().unwrap_or_default();
         let answers = CLASSES.iter().find(|(name, _)| *name == class).expect("a class of ours").1;
@@ -398,7 +401,7 @@ impl Ledger {
             (status, given.len())
         };
         self.delivered.send_modify(|count| *count += 1);
-        // Work takes its time, and not always the same.
+        // The work takes a random time.
         let mut dice =
             Dice(key.bytes().fold(self.seed, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into())));
         if dice.below(2) == 0 {
@@ -416,12 +419,12 @@ impl Ledger {
     }
 }
 
-/// Another one for each delivery, so that an answer tells from which it came.
+/// Returns a different body for each delivery, so that a response shows which delivery it came from.
 fn answer_body(key: &str, delivery: usize) -> String {
     format!("{key} by delivery {delivery}")
 }
 
-/// Numbers that follow from a seed (splitmix64).
+/// A random number generator (splitmix64) with a seed.
 struct Dice(u64);
 
 impl Dice {
@@ -434,7 +437,7 @@ impl Dice {
     }
 }
 
-/// What the deliveries of a key are answered with, by its class; the last stands for all that follow.
+/// Statuses of the deliveries of a key, by its class; the last applies to all that follow.
 const CLASSES: [(&str, &[u16]); 11] = [
     ("created", &[201]),
     ("ok", &[200]),
@@ -449,15 +452,15 @@ const CLASSES: [(&str, &[u16]); 11] = [
     ("cut", &[CUT]),
 ];
 
-/// A connection that is closed after the request was read.
+/// Stands for a connection that is closed after the request was read.
 const CUT: u16 = 0;
 
-/// Answers after which a key may be delivered again.
+/// Statuses after which a key may be delivered again.
 const FREE: [u16; 3] = [409, 425, 429];
 
 const CLIENTS: usize = 16;
 
-/// In each of the tests. `scripts/soak` wants many.
+/// Returns the number of kills in each test. `scripts/soak` asks for many.
 fn kills_wanted() -> usize {
     if std::env::var_os("IBID_SOAK").is_some() { 200 } else { 20 }
 }
@@ -465,11 +468,11 @@ fn kills_wanted() -> usize {
 const LEASE: Duration = Duration::from_secs(1);
 const SWEEP_EVERY: Duration = Duration::from_millis(200);
 
-/// A restart, a scrape and a machine of two cores that is busy with other tests.
+/// Time for a restart and a scrape on a two-core machine that is busy with other tests.
 const SLACK: Duration = Duration::from_millis(1500);
 
-/// When a client comes again that was refused or cut off.
+/// Pause of a client that was refused or cut off.
 const RETRY_AFTER: Duration = Duration::from_millis(10);
 
-/// Only a real hang meets it.
+/// Longest wait; only a real hang reaches it.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! SIGTERM: what runs comes to its end, nothing new begins, and the process ends in time.
+//! SIGTERM: running requests are finished, no new ones begin, and the process ends in time.
 
 use ibid_testkit::client::TestRequest;
 use ibid_testkit::upstream::Upstream;
@@ -32,9 +32,9 @@ async fn a_drain_answers_running_requests_and_refuses_new_ones() {
     upstream.gate().open();
     let answer = running.read().await.expect("the answer");
     assert_eq!((answer.status, answer.text().as_str()), (201, "paid"));
-    let status = gateway.ended().await;
-    assert_eq!(status.code(), Some(0), "{}", gateway.said());
-    assert!(gateway.said().contains("stopped"), "{}", gateway.said());
+    let status = gateway.wait_for_exit().await;
+    assert_eq!(status.code(), Some(0), "{}", gateway.log());
+    assert!(gateway.log().contains("stopped"), "{}", gateway.log());
     let retry = setup.start().call(&pay("running")).await;
     assert!(is_replay(&retry) && retry.text() == "paid", "{retry:?}");
     assert_eq!(upstream.executions("running"), 1);
@@ -49,11 +49,11 @@ async fn a_request_cut_by_the_drain_still_stores_its_response() {
     client.send(&pay("slow").fixture("gate;status=201;body=paid")).await;
     upstream.until(|tally| tally.held == 1).await;
     gateway.signal("TERM");
-    // Cut: no answer comes.
+    // The connection is cut, without a response.
     assert!(client.read().await.is_none());
-    // It goes on without its client, and the process waits for it a little longer.
+    // The request keeps running without its client, and the process waits for it a little longer.
     upstream.gate().open();
-    assert_eq!(gateway.ended().await.code(), Some(0), "{}", gateway.said());
+    assert_eq!(gateway.wait_for_exit().await.code(), Some(0), "{}", gateway.log());
     let retry = setup.start().call(&pay("slow")).await;
     assert_eq!((retry.status, retry.text().as_str(), is_replay(&retry)), (201, "paid", true));
     assert_eq!(upstream.executions("slow"), 1);
@@ -71,16 +71,16 @@ async fn a_request_that_never_ends_does_not_keep_the_process() {
     client.send(&request).await;
     upstream.until(|tally| tally.held == 1).await;
     gateway.signal("TERM");
-    assert_eq!(gateway.ended().await.code(), Some(0), "{}", gateway.said());
-    assert!(gateway.said().contains("cut=1 quiet=false"), "it ran to the end: {}", gateway.said());
-    // Nobody knows what became of it, and nobody tries again.
+    assert_eq!(gateway.wait_for_exit().await.code(), Some(0), "{}", gateway.log());
+    assert!(gateway.log().contains("cut=1 quiet=false"), "it ran to the end: {}", gateway.log());
+    // The outcome is unknown, and no gateway tries again.
     let gateway = setup.start();
-    let told = until_async("its lease has lapsed", async || {
+    let response = until_async("its lease has lapsed", async || {
         let answer = gateway.call(&request.clone().header("Prefer", "wait=0")).await;
         (crate::harness::problem(&answer) == "outcome-unknown").then_some(answer)
     })
     .await;
-    assert_eq!(told.status, 409);
+    assert_eq!(response.status, 409);
     assert_eq!(upstream.deliveries_begun(), 1);
 }
 
@@ -95,7 +95,7 @@ async fn a_paused_gateway_continues_where_it_stopped(on: On) {
     let mut client = frozen.client().await;
     client.send(&request).await;
     upstream.until(|tally| tally.held == 1).await;
-    // Past its lease without knowing it: the other gateway says that nobody knows.
+    // Stop the gateway past its lease, which it cannot notice. The other one then reports the outcome as unknown.
     frozen.signal("STOP");
     until_async("the lease has lapsed", async || {
         let answer = awake.call(&request.clone().header("Prefer", "wait=0")).await;
@@ -104,7 +104,7 @@ async fn a_paused_gateway_continues_where_it_stopped(on: On) {
     .await;
     upstream.gate().open();
     frozen.signal("CONT");
-    // It wakes up with the answer in hand, is still the record's owner, and settles it.
+    // The gateway wakes up with the response, still owns the record, and settles it.
     let answer = client.read().await.expect("the answer");
     assert_eq!((answer.status, answer.text().as_str()), (201, "paid"));
     for gateway in [&awake, &frozen] {

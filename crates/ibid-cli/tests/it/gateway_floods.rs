@@ -1,4 +1,4 @@
-//! Floods of hostile clients: honest ones get what they get without them, and memory and descriptors stay within the
+//! Floods of hostile clients: honest clients are served as usual, and memory and descriptors stay within the
 //! configured bounds.
 
 use bytes::Bytes;
@@ -32,12 +32,12 @@ async fn a_flood_of_endless_bodies_leaves_honest_clients_served() {
     assert_eq!((alone, beside), (HONEST, HONEST), "guarded and unguarded ones");
     assert_eq!(upstream.tally().repeated().len(), 0);
     assert!(gateway.descriptors() < FILES as usize, "{}", gateway.descriptors());
-    assert!(!gateway.said().contains("cannot accept connections"));
+    assert!(!gateway.log().contains("cannot accept connections"));
     drop(flood);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn replies_that_nobody_reads_stay_within_the_bound_of_memory() {
+async fn unread_responses_stay_within_the_memory_bound() {
     let upstream = Upstream::start().await;
     upstream.behave(&format!("status=201;bytes={REPLY}"));
     let config =
@@ -49,7 +49,7 @@ async fn replies_that_nobody_reads_stay_within_the_bound_of_memory() {
     }
     let before = gateway.resident_kib();
 
-    // 4 × 100 × 512 KiB, none of which is read.
+    // 4 × 100 × 512 KiB, none of which the clients read.
     let mut asked = JoinSet::new();
     for _ in 0..4 {
         let client = H2Client::connect_with_window(gateway.addr(), 0).await;
@@ -71,7 +71,7 @@ async fn replies_that_nobody_reads_stay_within_the_bound_of_memory() {
     println!("{} replays given and not read: +{grown} KiB", replays.len());
     assert!(grown < 64 * 1024, "400 replays would be 200 MiB, and it grew by {grown} KiB");
 
-    // Honest clients repeat what is refused, and each gets its answer.
+    // Honest clients retry refused requests, and each gets its response.
     for n in 0..STORED {
         let request = TestRequest::post("/pay").key(&key(n));
         let whole = until_async("an honest client gets its replay", async || {
@@ -87,7 +87,8 @@ async fn replies_that_nobody_reads_stay_within_the_bound_of_memory() {
     assert_eq!(upstream.total(), STORED);
 }
 
-/// Guarded and unguarded requests of clients that behave, each over a connection of its own: how many got their answer.
+/// Sends guarded and unguarded requests of honest clients, each on a new connection, and returns how many got a
+/// response.
 async fn honest(gateway: &Gateway, name: &str) -> usize {
     let mut served = 0;
     for n in 0..HONEST / 2 {

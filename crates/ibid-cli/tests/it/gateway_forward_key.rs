@@ -1,4 +1,4 @@
-//! How the upstream gets the key, and what the hops between make of it.
+//! The key on its way to the upstream, and how the hops between treat it.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -17,10 +17,11 @@ use crate::harness::Setup;
 async fn a_go_proxy_gets_no_leave_to_send_a_bodyless_request_twice() {
     let upstream = Upstream::start().await;
     let caddy = ProxyHop::start(Proxy::Caddy, upstream.addr(), ProxyHopOptions::default());
-    // With the key as the client sent it Caddy sends the request twice: that is why the default renames it.
+    // If the key is forwarded as the client sent it, Caddy sends the request twice. This is why the default renames
+    // the header.
     for (config, deliveries) in [("", 1), ("[defaults]\nforward_key = \"as-sent\"\n", 2)] {
         let gateway = Setup::before(&caddy.url()).config(config).start();
-        // Leaves Caddy a connection to use again, which the upstream then closes on the next request.
+        // Leaves Caddy a pooled connection, which the upstream closes on the next request.
         let first =
             gateway.call(&TestRequest::post("/payments").key("p").body("{}").fixture("status=201")).await;
         assert_eq!(first.status, 201, "{first:?} {}", caddy.output());
@@ -52,8 +53,8 @@ async fn an_upstream_that_finds_records_by_their_key_still_gets_it() {
     let gateway = Setup::before(&url).start();
     for (key, body) in [("with-body", "{}"), ("without-body", "")] {
         assert_eq!(gateway.call(&TestRequest::post("/captures").key(key).body(body)).await.status, 201);
-        let found = gateway.call(&TestRequest::get(&format!("/captures/by-key/{key}"))).await;
-        assert_eq!(found.status, 200, "{key}");
+        let response = gateway.call(&TestRequest::get(&format!("/captures/by-key/{key}"))).await;
+        assert_eq!(response.status, 200, "{key}");
     }
 }
 
@@ -65,8 +66,8 @@ async fn a_client_can_neither_claim_nor_remove_the_forwarded_key() {
     for (path, field) in [("/captures", "ibid-key"), ("/orders", "order-key")] {
         let request = TestRequest::post(path).key("k").header(field, "other").header("Connection", field);
         assert_eq!(gateway.call(&request).await.status, 200);
-        let seen = upstream.requests().into_iter().next_back().expect("a request");
-        assert_eq!(seen.header_lines(field), ["\"k\""], "{seen:?}");
-        assert_eq!(seen.header("idempotency-key"), None, "{seen:?}");
+        let delivered = upstream.requests().into_iter().next_back().expect("a request");
+        assert_eq!(delivered.header_lines(field), ["\"k\""], "{delivered:?}");
+        assert_eq!(delivered.header("idempotency-key"), None, "{delivered:?}");
     }
 }

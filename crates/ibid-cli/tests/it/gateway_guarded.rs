@@ -1,5 +1,5 @@
-//! Which requests are guarded, whatever their method and path are spelt like, and which of their fields the upstream
-//! gets. Over real sockets, and with a real client and framework where these disagree on spelling.
+//! Selection of the guarded requests, however their method and path are spelt, and the fields that the upstream gets.
+//! Uses real sockets, and a real client and framework where these disagree on spelling.
 
 use std::process::Command;
 
@@ -20,7 +20,7 @@ fn last(upstream: &Upstream) -> SeenRequest {
     upstream.requests().pop().expect("a request was delivered")
 }
 
-/// Sends bytes on a connection of their own and reads the answer.
+/// Sends bytes on a new connection and reads the response.
 async fn raw(gateway: &Gateway, bytes: &str) -> TestResponse {
     let mut client = gateway.client().await;
     client.send_bytes(bytes.as_bytes()).await;
@@ -70,7 +70,7 @@ async fn an_override_field_makes_a_get_guarded() {
     assert_problem(&gateway.call(&post).await, 422, "key-reused");
 }
 
-/// fetch upper-cases only DELETE, GET, HEAD, OPTIONS, POST and PUT, and Werkzeug every method.
+/// fetch upper-cases only DELETE, GET, HEAD, OPTIONS, POST and PUT; Werkzeug upper-cases every method.
 #[tokio::test]
 async fn a_lower_case_patch_of_node_runs_once_in_flask() {
     let app = flask();
@@ -86,14 +86,14 @@ async fn a_lower_case_patch_of_node_runs_once_in_flask() {
          console.log(bodies.join('; '));",
         gateway.addr()
     );
-    let ran = Command::new("node").args(["--input-type=module", "-e", &fetches]).output();
-    let ran = ran.expect("`node` is missing: run scripts/setup");
-    assert!(ran.status.success(), "{ran:?}");
-    let printed = String::from_utf8_lossy(&ran.stdout);
+    let output = Command::new("node").args(["--input-type=module", "-e", &fetches]).output();
+    let output = output.expect("`node` is missing: run scripts/setup");
+    assert!(output.status.success(), "{output:?}");
+    let printed = String::from_utf8_lossy(&output.stdout);
     assert_eq!(printed.trim(), "200 PATCH run 1 null; 200 PATCH run 1 true; 200 PATCH run 1 true");
 }
 
-/// A Flask application that counts its runs.
+/// Starts a Flask application that counts its runs.
 fn flask() -> Program {
     Program::start(|_, port| {
         Launch::new("python3", ["-c", FLASK, &port.to_string()])
@@ -163,10 +163,10 @@ async fn an_ambiguous_path_is_refused_and_never_delivered() {
 }
 
 #[tokio::test]
-async fn what_passes_is_listed_at_start_and_in_the_policy() {
+async fn unguarded_routes_are_listed_at_start_and_in_the_policy() {
     let (_upstream, gateway) = world(ROUTES).await;
-    gateway.until_said("ibid: not guarded: POST /open/{*rest}").await;
-    gateway.until_said("ibid: not guarded: GET, HEAD, OPTIONS, TRACE and QUERY, and PUT and DELETE").await;
+    gateway.wait_for_log("ibid: not guarded: POST /open/{*rest}").await;
+    gateway.wait_for_log("ibid: not guarded: GET, HEAD, OPTIONS, TRACE and QUERY, and PUT and DELETE").await;
     let policy = gateway.call(&TestRequest::get("/.ibid/policy")).await;
     let policy: serde_json::Value = serde_json::from_slice(&policy.body).expect("JSON");
     assert_eq!(
@@ -227,13 +227,13 @@ async fn connection_and_other_spellings_change_no_guarded_field() {
         .header("Connection", "close, x-tenant-id, X-Amount, idempotency-key, x-forwarded-proto, x-mine")
         .body("five");
     assert_eq!(gateway.call(&request).await.status, 200);
-    let seen = last(&upstream);
+    let delivered = last(&upstream);
     for (name, value) in [("x-tenant-id", "acme"), ("x-amount", "5"), ("x-forwarded-proto", "https")] {
-        assert_eq!(seen.header_lines(name), [value], "{seen:?}");
+        assert_eq!(delivered.header_lines(name), [value], "{delivered:?}");
     }
-    assert_eq!(seen.key().as_deref(), Some("k"));
+    assert_eq!(delivered.key().as_deref(), Some("k"));
     for gone in ["x-mine", "x_tenant_id", "idempotency_key", "x.amount"] {
-        assert_eq!(seen.header(gone), None, "{gone}");
+        assert_eq!(delivered.header(gone), None, "{gone}");
     }
     let trailing = TestRequest::new("PUT", "/things")
         .body("five")
@@ -243,10 +243,10 @@ async fn connection_and_other_spellings_change_no_guarded_field() {
         .trailer("X_Tenant_Id", "victim")
         .trailer("X-Sum", "1");
     assert_eq!(gateway.call(&trailing).await.status, 200);
-    let seen = last(&upstream);
+    let delivered = last(&upstream);
     let trailers: Vec<String> =
-        seen.trailers.iter().map(|(name, _)| String::from_utf8_lossy(name).to_lowercase()).collect();
-    assert_eq!(trailers, ["x-sum"], "{seen:?}");
+        delivered.trailers.iter().map(|(name, _)| String::from_utf8_lossy(name).to_lowercase()).collect();
+    assert_eq!(trailers, ["x-sum"], "{delivered:?}");
 }
 
 #[tokio::test]
@@ -263,11 +263,11 @@ async fn forwarded_fields_are_believed_from_trusted_hops_only() {
     ] {
         let gateway = Setup::before(&upstream.url()).config(config).start();
         assert_eq!(gateway.call(&request).await.status, 200);
-        let seen = last(&upstream);
+        let delivered = last(&upstream);
         let names = ["x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "forwarded"];
-        assert_eq!(names.map(|name| seen.header_lines(name).concat()), expected);
+        assert_eq!(names.map(|name| delivered.header_lines(name).concat()), expected);
         if !config.is_empty() {
-            gateway.until_said("which is not in `tenant.trusted`").await;
+            gateway.wait_for_log("which is not in `tenant.trusted`").await;
         }
     }
 }
@@ -311,8 +311,12 @@ async fn the_body_of_a_get_arrives_whatever_its_framing() {
     assert_eq!(h2.send("GET", "/search", &[], "all").await.await.status, 200);
     assert_eq!(last(&upstream).body, b"all");
     assert_eq!(gateway.call(&TestRequest::get("/search")).await.status, 200);
-    let seen = last(&upstream);
-    assert_eq!((seen.body.len(), seen.header("transfer-encoding")), (0, None), "no body, no framing");
+    let delivered = last(&upstream);
+    assert_eq!(
+        (delivered.body.len(), delivered.header("transfer-encoding")),
+        (0, None),
+        "no body, no framing"
+    );
 }
 
 #[tokio::test]
@@ -324,7 +328,7 @@ async fn only_the_gateway_says_that_an_answer_is_a_replay() {
     assert_eq!((is_replay(&first), first.header("idempotency-stored")), (false, None), "{first:?}");
     assert_eq!(first.header("x-else").as_deref(), Some("1"));
     assert!(is_replay(&gateway.call(&request).await));
-    // An answer of many lines is no failure of a request that was executed.
+    // A response with many header lines must not turn an executed request into a failure.
     let many = "header=X-Line: 1;".repeat(300);
     let many = gateway.call(&TestRequest::post("/payments").key("many").body("five").fixture(&many)).await;
     assert_eq!((many.status, many.header_lines("x-line").len()), (200, 300));

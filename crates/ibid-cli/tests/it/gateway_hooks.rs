@@ -1,4 +1,5 @@
-//! Webhooks over real sockets: signed by the reference library and by hand, they settle what is unknown and nothing else.
+//! Webhooks over real sockets, signed by the reference library and by hand: they settle unknown records and nothing
+//! else.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -71,23 +72,23 @@ fn now() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs() as i64
 }
 
-/// A webhook of `psp` as it should be.
+/// A correct webhook of the source `psp`.
 #[derive(Clone)]
-struct Said {
+struct TestWebhook {
     event: String,
     secret: &'static str,
     signed_at: i64,
     body: Value,
 }
 
-fn said(event: &str, kind: &str, key: &str) -> Said {
+fn webhook(event: &str, kind: &str, key: &str) -> TestWebhook {
     let payment = json!({ "id": "pay_1", "state": kind });
     let data = json!({ "key": key, "payment": payment, "metadata": { "tenant": "ann" } });
     let body = json!({ "type": kind, "timestamp": now(), "data": data });
-    Said { event: event.to_owned(), secret: SECRET, signed_at: now(), body }
+    TestWebhook { event: event.to_owned(), secret: SECRET, signed_at: now(), body }
 }
 
-impl Said {
+impl TestWebhook {
     fn request(&self) -> TestRequest {
         self.request_to("psp")
     }
@@ -129,34 +130,34 @@ async fn unknown(gateway: &Gateway, key: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_is_unknown_is_settled_by_a_signed_webhook_alone() {
+async fn signed_webhooks_settle_unknown_records_of_the_gateway() {
     let upstream = Upstream::start().await;
-    // So that an attempt is over soon.
+    // Short times, so that an attempt is over soon.
     let config = format!("[defaults]\nupstream_timeout = \"3s\"\nlinger = \"0s\"\n{CONFIG}");
     let setup = setup(&upstream, On::Sqlite).config(&config);
     let gateway = setup.start();
     unknown(&gateway, "paid").await;
-    assert_eq!(said("evt_1", "payment.succeeded", "paid").to(&gateway).await, word(200, "settled"));
+    assert_eq!(webhook("evt_1", "payment.succeeded", "paid").to(&gateway).await, word(200, "settled"));
     let retry = gateway.call(&pay("paid", "cut=read")).await;
     assert!(is_replay(&retry) && retry.status == 201, "{retry:?}");
     assert_eq!(retry.text(), r#"{"id":"pay_1","state":"payment.succeeded"}"#);
 
     unknown(&gateway, "declined").await;
-    let declined = Said { secret: OLD_SECRET, ..said("evt_2", "payment.declined", "declined") };
+    let declined = TestWebhook { secret: OLD_SECRET, ..webhook("evt_2", "payment.declined", "declined") };
     assert_eq!(declined.to(&gateway).await, word(200, "settled"), "the old secret still counts");
     assert_eq!(declined.to(&gateway).await, word(200, "settled already"), "and does nothing again");
     let retry = gateway.call(&pay("declined", "status=201")).await;
     assert!(is_replay(&retry) && retry.status == 402, "{retry:?}");
 
     unknown(&gateway, "void").await;
-    let early = said("evt_3", "payment.never_created", "void");
-    // By its age, which is rounded up, it is of the attempt or of before it.
+    let early = webhook("evt_3", "payment.never_created", "void");
+    // The age is rounded up, so the event counts as one during the attempt or before it.
     let is_early = |(status, word): (u16, String)| status == 200 && (word == "premature" || word == "stale");
     assert!(is_early(early.to(&gateway).await), "the delivery might still run");
-    let mut told = 0;
+    let mut tries = 0;
     let void = until_async("the attempt is over", async || {
-        told += 1;
-        let void = said(&format!("evt_3_{told}"), "payment.never_created", "void");
+        tries += 1;
+        let void = webhook(&format!("evt_3_{tries}"), "payment.never_created", "void");
         let answer = void.to(&gateway).await;
         let is_settled = answer == word(200, "settled");
         assert!(is_settled || is_early(answer), "nothing else comes of it");
@@ -167,7 +168,7 @@ async fn what_is_unknown_is_settled_by_a_signed_webhook_alone() {
     assert_eq!(void.to(&gateway).await, word(200, "stale"), "it never settles the second attempt");
     assert_problem(&gateway.call(&pay("void", "status=201")).await, 409, "outcome-unknown");
 
-    assert_eq!(said("evt_4", "payment.created", "void").to(&gateway).await, word(200, "ignored"));
+    assert_eq!(webhook("evt_4", "payment.created", "void").to(&gateway).await, word(200, "ignored"));
     let count =
         async |outcome: &str| gateway.metric("ibid_hooks_total", &format!("outcome=\"{outcome}\"")).await;
     assert_eq!((count("accepted").await, count("known").await), (3.0, 1.0));
@@ -183,7 +184,7 @@ async fn an_early_webhook_settles_the_record_once_it_is_unknown(on: On) {
     let mut client = gateway.client().await;
     client.send(&pay("early", "gate;cut=read")).await;
     upstream.until(|tally| tally.held == 1).await;
-    assert_eq!(said("evt_1", "payment.declined", "early").to(&gateway).await, word(202, "kept"));
+    assert_eq!(webhook("evt_1", "payment.declined", "early").to(&gateway).await, word(202, "kept"));
     upstream.gate().open();
     assert_problem(&client.read().await.expect("an answer"), 502, "outcome-unknown");
     let retry = until_async("it is settled without asking", async || {
@@ -201,10 +202,10 @@ async fn a_stale_forged_or_foreign_webhook_settles_nothing() {
     let upstream = Upstream::start().await;
     let gateway = setup(&upstream, On::Sqlite).start();
     unknown(&gateway, "k").await;
-    let good = said("evt_1", "payment.succeeded", "k");
+    let good = webhook("evt_1", "payment.succeeded", "k");
     let refused = [
-        Said { secret: "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", ..good.clone() }.request(),
-        Said { signed_at: now() - 310, ..good.clone() }.request(),
+        TestWebhook { secret: "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", ..good.clone() }.request(),
+        TestWebhook { signed_at: now() - 310, ..good.clone() }.request(),
         good.request().body(good.body.to_string().replace("pay_1", "pay_2")),
         TestRequest::post("/.ibid/hooks/psp").body(good.body.to_string()),
         TestRequest::post("/.ibid/hooks/nobody").body(good.body.to_string()),
@@ -224,7 +225,7 @@ async fn a_stale_forged_or_foreign_webhook_settles_nothing() {
     assert_eq!(other.to(&gateway).await, word(202, "kept"), "bob has no such record");
     assert_problem(&gateway.call(&pay("k", "status=201")).await, 409, "outcome-unknown");
     assert_eq!(gateway.metric("ibid_hooks_total", "outcome=\"refused\"").await, 5.0);
-    let logged = gateway.said();
+    let logged = gateway.log();
     assert!(!logged.contains("whsec") && !logged.contains("pay_1"), "{logged}");
     assert_eq!(upstream.deliveries_begun(), 1);
 }
@@ -263,7 +264,7 @@ async fn evidence_from_before_a_crash_settles_the_lapsed_record() {
     let mut client = gateway.client().await;
     client.send(&pay("k", "gate;status=201")).await;
     upstream.until(|tally| tally.held == 1).await;
-    assert_eq!(said("evt_1", "payment.succeeded", "k").to(&gateway).await, word(202, "kept"));
+    assert_eq!(webhook("evt_1", "payment.succeeded", "k").to(&gateway).await, word(202, "kept"));
     gateway.kill();
     let gateway = setup.start();
     let retry = until_async("the lapsed record is settled", async || {
@@ -280,29 +281,41 @@ async fn an_unsafe_hook_is_refused_at_start() {
     let upstream = Upstream::start().await;
     let refused = |line: &str, instead: &str| {
         assert!(CONFIG.contains(line), "{line}");
-        setup(&upstream, On::Sqlite).config(&CONFIG.replacen(line, instead, 1)).refused()
+        setup(&upstream, On::Sqlite).config(&CONFIG.replacen(line, instead, 1)).expect_refusal()
     };
-    let said = |line: &str, instead: &str, words: &str| {
+    let assert_refused = |line: &str, instead: &str, words: &str| {
         let refused = refused(line, instead);
-        assert!(refused.code == 2 && refused.said.contains(words), "`{words}` in {refused:?}");
-        assert!(!refused.said.contains("a plain secret of some length"), "{refused:?}");
+        assert!(refused.code == 2 && refused.output.contains(words), "`{words}` in {refused:?}");
+        assert!(!refused.output.contains("a plain secret of some length"), "{refused:?}");
     };
-    said("tenant = \"/tenant\"\n", "", "a hook must say whose record");
-    said("timestamp = \"none\"\n", "", "which field says when it was signed?");
-    said("event = \"/delivery\"\n", "", "needs a pointer to the event's id");
-    said("event_time = \"/timestamp\"\n", "", "needs a pointer to the event's instant (`event_time`)");
-    said("\"env:PSP_SECRET\"", "\"env:NO_SUCH_SECRET\"", "`NO_SUCH_SECRET`, which is not set");
-    said("\"file:old-secret\"", "\"file:no-such-file\"", "`no-such-file`, which can't be read");
-    said("match = \"POST /payments\"", "match = \"POST /payments/{id}\"", "must name one operation");
-    said("match = \"POST /payments\"", "match = \"PUT /payments\"", "not guarded");
-    said("\"payment.declined\" = 402", "\"payment.declind\" = 402", "is not among `executed`");
-    said("prefix = \"sha256=\"", "prefix = \"sha256=\"\nbogus = 1", "`bogus` is not a key of `[[hook]]`");
+    assert_refused("tenant = \"/tenant\"\n", "", "a hook must say whose record");
+    assert_refused("timestamp = \"none\"\n", "", "which field says when it was signed?");
+    assert_refused("event = \"/delivery\"\n", "", "needs a pointer to the event's id");
+    assert_refused(
+        "event_time = \"/timestamp\"\n",
+        "",
+        "needs a pointer to the event's instant (`event_time`)",
+    );
+    assert_refused("\"env:PSP_SECRET\"", "\"env:NO_SUCH_SECRET\"", "`NO_SUCH_SECRET`, which is not set");
+    assert_refused("\"file:old-secret\"", "\"file:no-such-file\"", "`no-such-file`, which can't be read");
+    assert_refused(
+        "match = \"POST /payments\"",
+        "match = \"POST /payments/{id}\"",
+        "must name one operation",
+    );
+    assert_refused("match = \"POST /payments\"", "match = \"PUT /payments\"", "not guarded");
+    assert_refused("\"payment.declined\" = 402", "\"payment.declind\" = 402", "is not among `executed`");
+    assert_refused(
+        "prefix = \"sha256=\"",
+        "prefix = \"sha256=\"\nbogus = 1",
+        "`bogus` is not a key of `[[hook]]`",
+    );
     let one = CONFIG.replace("tenant = \"/tenant\"\n", "");
     let gateway = setup(&upstream, On::Sqlite).tenant("none").config(&one).start();
     assert_eq!(gateway.page("/metrics").await.status, 200, "with one tenant it need not be named");
 }
 
-/// Of a service whose outbox makes the calls, in the same database.
+/// Configuration of a service whose outbox makes the calls, in the same database.
 const ON_EFFECTS: &str = r#"
 [[hook]]
 name = "calls"
@@ -324,8 +337,8 @@ async fn a_webhook_on_an_effect_needs_no_tenant(on: On) {
     let gateway = setup.start();
     let send = async |event: &str, data: Value| {
         let body = json!({ "type": "charge.succeeded", "data": data });
-        let said = Said { event: event.to_owned(), secret: SECRET, signed_at: now(), body };
-        result(&gateway.call(&said.request_to("calls")).await)
+        let webhook = TestWebhook { event: event.to_owned(), secret: SECRET, signed_at: now(), body };
+        result(&gateway.call(&webhook.request_to("calls")).await)
     };
     let ours = json!({ "key": "ibid-00112233445566778899aabbccddeeff", "id": "ch_1" });
     assert_eq!(send("evt_1", ours).await, word(202, "kept"), "its effect may be in an open transaction");
@@ -344,21 +357,24 @@ async fn a_hook_without_a_target_is_refused_at_start() {
             text.replacen(line, "", 1)
         })
     };
-    let said = |config: &str, words: &str| {
-        let refused = start().config(config).refused();
-        assert!(refused.code == 2 && refused.said.contains(words), "`{words}` in {refused:?}");
+    let assert_refused = |config: &str, words: &str| {
+        let refused = start().config(config).expect_refusal();
+        assert!(refused.code == 2 && refused.output.contains(words), "`{words}` in {refused:?}");
     };
     let (key, kind, id) =
         ("downstream_key = \"/data/key\"\n", "kind = \"charge\"\n", "provider_id = \"/data/id\"\n");
-    said(&without(&[key, kind, id]), "what the payload speaks of: a record or an effect");
-    said(&without(&[key, kind]), "what the payload speaks of: a record or an effect");
-    said(&without(&[id]), "`provider_id` is missing");
-    said(&without(&[key, id]), "`provider_id` is missing");
-    said(&ON_EFFECTS.replace("\"charge\"", "\"\""), "must name their kind");
-    said(&format!("{ON_EFFECTS}match = \"POST /payments\"\n"), "records or of effects, not of both");
-    said(&format!("{ON_EFFECTS}tenant = \"/data/tenant\"\n"), "records or of effects, not of both");
-    let memory = start().store_at("memory:").config(ON_EFFECTS).refused();
-    assert!(memory.code == 2 && memory.said.contains("the store has no outbox"), "{memory:?}");
+    assert_refused(&without(&[key, kind, id]), "what the payload speaks of: a record or an effect");
+    assert_refused(&without(&[key, kind]), "what the payload speaks of: a record or an effect");
+    assert_refused(&without(&[id]), "`provider_id` is missing");
+    assert_refused(&without(&[key, id]), "`provider_id` is missing");
+    assert_refused(&ON_EFFECTS.replace("\"charge\"", "\"\""), "must name their kind");
+    assert_refused(
+        &format!("{ON_EFFECTS}match = \"POST /payments\"\n"),
+        "records or of effects, not of both",
+    );
+    assert_refused(&format!("{ON_EFFECTS}tenant = \"/data/tenant\"\n"), "records or of effects, not of both");
+    let memory = start().store_at("memory:").config(ON_EFFECTS).expect_refusal();
+    assert!(memory.code == 2 && memory.output.contains("the store has no outbox"), "{memory:?}");
     for (config, what) in [
         (ON_EFFECTS.to_owned(), "effects found by their key, or of kind `charge` by the provider's id"),
         (without(&[kind]), "effects found by their key"),
@@ -376,8 +392,8 @@ async fn a_hook_without_a_target_is_refused_at_start() {
     }
 }
 
-/// The simulated processor behind the gateway: it makes each charge, resets the connection, and reports the charge by its
-/// own webhook.
+/// The simulated processor behind the gateway makes each charge, resets the connection, and reports the charge by a
+/// webhook.
 #[tokio::test]
 async fn a_webhook_settles_a_charge_whose_response_was_reset() {
     use ibid_testkit::processor::{CardProcessor, ChargeFaults, ProcessorOptions, WebhookSecret};

@@ -1,4 +1,4 @@
-//! The corners of HTTP over real sockets: what is passed on, what is kept, what is replayed, and what is bounded.
+//! Corner cases of HTTP over real sockets: what the gateway forwards, stores, replays and bounds.
 
 use ibid_testkit::client::{TestRequest, TestResponse};
 use ibid_testkit::upstream::Upstream;
@@ -29,7 +29,7 @@ fn bytes_of(answer: &TestResponse, name: &str) -> Vec<Vec<u8>> {
 }
 
 #[tokio::test]
-async fn a_body_is_asked_for_only_when_it_is_wanted() {
+async fn a_body_is_requested_only_when_it_is_needed() {
     let (upstream, gateway) = world_with("[defaults]\nmax_request_body = \"1KiB\"\n").await;
     let wanted = gateway.call(&pay("wanted").expect_continue()).await;
     assert_eq!((wanted.status, wanted.interim), (200, vec![100]));
@@ -56,10 +56,10 @@ async fn a_chunked_body_is_the_same_request_as_one_with_a_length() {
     assert_eq!(chunked.status, 200);
     let with_length = gateway.call(&pay("chunked").body("five pounds")).await;
     assert!(is_replay(&with_length) && with_length.body == chunked.body, "{with_length:?}");
-    let seen = &upstream.requests()[0];
-    assert_eq!(seen.body, b"five pounds");
+    let delivered = &upstream.requests()[0];
+    assert_eq!(delivered.body, b"five pounds");
     assert_eq!(
-        (seen.header("content-length").as_deref(), seen.header("transfer-encoding")),
+        (delivered.header("content-length").as_deref(), delivered.header("transfer-encoding")),
         (Some("11"), None)
     );
     let large = gateway.call(&pay("large").body("x".repeat(1025)).chunked()).await;
@@ -99,7 +99,7 @@ async fn an_odd_response_is_replayed_byte_for_byte(on: On) {
             assert_eq!(answer.header(name), None, "{name} in {answer:?}");
         }
     }
-    // A cookie is one caller's; the retry may be another's.
+    // A cookie belongs to one client, and the retry may come from another.
     assert_eq!((bytes_of(&first, "set-cookie").len(), bytes_of(&second, "set-cookie").len()), (2, 0));
     assert_eq!(upstream.total(), 1);
 }
@@ -114,7 +114,7 @@ async fn compressed_bytes_are_replayed_as_they_came() {
     let second = gateway.call(&request).await;
     assert!(is_replay(&second) && second.body == first.body && second.text() == "not really brotli");
     assert_eq!(second.header("content-encoding").as_deref(), Some("br"));
-    // A retry may take other codings than the first request, so none is asked for.
+    // A retry may accept other codings than the first request, so the gateway asks for none.
     assert_eq!(upstream.requests()[0].header("accept-encoding").as_deref(), Some("identity"));
 }
 
@@ -136,7 +136,7 @@ async fn answers_without_a_body_stay_without_one() {
         let request = pay(&format!("s{status}")).fixture(&format!("status={status};header=ETag: \"v1\""));
         let mut client = gateway.client().await;
         for replayed in [false, true] {
-            // On one connection: a stray body byte would spoil the next head.
+            // All on one connection: a stray body byte would corrupt the next head.
             let answer = client.call(&request).await;
             assert_eq!((answer.status, is_replay(&answer)), (status, replayed), "{answer:?}");
             assert_eq!(answer.header("etag").as_deref(), Some("\"v1\""));
@@ -165,9 +165,9 @@ async fn unguarded_requests_pass_untouched_with_any_key() {
             assert_eq!(answer.header("content-length").as_deref(), Some("5"), "{method}");
         }
     }
-    let seen = upstream.requests();
-    assert_eq!(seen.len(), 10);
-    for request in seen {
+    let delivered = upstream.requests();
+    assert_eq!(delivered.len(), 10);
+    for request in delivered {
         assert_eq!(request.target, "/things?a=%2F&b");
         let keys: Vec<_> =
             request.headers.iter().filter(|line| line.0.eq_ignore_ascii_case(b"idempotency-key")).collect();
@@ -182,7 +182,8 @@ async fn the_key_reaches_the_upstream_as_it_was_sent() {
     gateway.call(&TestRequest::post("/a").header("Idempotency-Key", "bare-key").body("x")).await;
     gateway.call(&TestRequest::post("/a").header("Idempotency-Key", "\"bare-key\"").body("x")).await;
     gateway.call(&TestRequest::post("/b").header("Idempotency-Key", "\"quoted key\"").body("x")).await;
-    let keys: Vec<_> = upstream.requests().iter().map(|seen| seen.header_lines("idempotency-key")).collect();
+    let keys: Vec<_> =
+        upstream.requests().iter().map(|request| request.header_lines("idempotency-key")).collect();
     assert_eq!(keys, [["bare-key"], ["\"quoted key\""]], "both spellings are one key");
 }
 
@@ -215,26 +216,26 @@ async fn an_event_stream_passes_through_without_being_kept() {
         head.headers.iter().any(|(name, value)| name == b"idempotency-stored" && value == b"false"),
         "{head:?}"
     );
-    let mut seen = Vec::new();
-    while !String::from_utf8_lossy(&seen).contains("data: 1") {
+    let mut bytes = Vec::new();
+    while !String::from_utf8_lossy(&bytes).contains("data: 1") {
         let more = client.read_some(1024).await;
         assert!(!more.is_empty(), "the first event comes before the stream ends");
-        seen.extend(more);
+        bytes.extend(more);
     }
     assert_eq!(upstream.tally().held, 1, "the stream is still open");
-    // Durable before its first byte left.
+    // The record was durable before the first byte of the response left.
     assert_problem(&gateway.call(&request).await, 410, "response-not-retained");
     upstream.gate().open();
-    while !String::from_utf8_lossy(&seen).contains("data: 2") {
+    while !String::from_utf8_lossy(&bytes).contains("data: 2") {
         let more = client.read_some(1024).await;
-        assert!(!more.is_empty(), "the stream goes on");
-        seen.extend(more);
+        assert!(!more.is_empty(), "the stream continues");
+        bytes.extend(more);
     }
     assert_eq!(upstream.executions("stream"), 1);
 }
 
 #[tokio::test]
-async fn a_head_that_does_not_come_is_not_waited_for() {
+async fn a_missing_request_head_times_out() {
     let (upstream, gateway) =
         world_with("[server]\nheader_timeout = \"500ms\"\nidle_timeout = \"500ms\"\n").await;
     let mut silent = gateway.client().await;
@@ -246,7 +247,7 @@ async fn a_head_that_does_not_come_is_not_waited_for() {
     assert_eq!(second_head.call(&pay("second")).await.status, 200);
     second_head.send_bytes(b"POST /payments HTTP/1.1\r\nHost:").await;
     for client in [&mut silent, &mut slow, &mut idle, &mut second_head] {
-        // Closed, with or without a word of farewell.
+        // The gateway closes the connection, with or without a response.
         let farewell = client.read_some(4096).await;
         assert!(farewell.is_empty() || farewell.starts_with(b"HTTP/1.1 408"), "{farewell:?}");
     }
@@ -277,9 +278,9 @@ async fn connections_beyond_the_cap_wait_their_turn() {
     let mut third = gateway.client().await;
     third.send(&TestRequest::get("/third")).await;
     let reached = async || gateway.metric("ibid_limit_reached_total", "max_connections").await > 0.0;
-    // The operator has a listener of its own.
+    // The admin listener is not affected.
     until_async("the third one waits", async || reached().await.then_some(())).await;
-    assert!(!upstream.requests().iter().any(|seen| seen.target == "/third"), "it waits outside");
+    assert!(!upstream.requests().iter().any(|request| request.target == "/third"), "it waits outside");
     upstream.gate().open();
     assert_eq!(one.read().await.expect("an answer").status, 200);
     assert_eq!(third.read().await.expect("its turn has come").status, 200);
@@ -294,9 +295,9 @@ async fn hop_by_hop_fields_of_a_request_end_at_the_gateway() {
         .header("Keep-Alive", "timeout=5")
         .header("Content-Type", "text/plain");
     assert_eq!(gateway.call(&request).await.status, 200);
-    let seen = upstream.requests().remove(0);
-    assert_eq!((seen.header("x-mine"), seen.header("keep-alive")), (None, None), "{seen:?}");
-    assert_eq!(seen.key().as_deref(), Some("hops"), "nobody can take the key away");
-    assert_eq!(seen.header("content-type").as_deref(), Some("text/plain"));
-    assert_eq!(seen.header("x-forwarded-for").as_deref(), Some("127.0.0.1"));
+    let delivered = upstream.requests().remove(0);
+    assert_eq!((delivered.header("x-mine"), delivered.header("keep-alive")), (None, None), "{delivered:?}");
+    assert_eq!(delivered.key().as_deref(), Some("hops"), "a client cannot have its key removed");
+    assert_eq!(delivered.header("content-type").as_deref(), Some("text/plain"));
+    assert_eq!(delivered.header("x-forwarded-for").as_deref(), Some("127.0.0.1"));
 }

@@ -1,4 +1,4 @@
-//! Where the gateway finds a key, and what an operator learns of requests without one.
+//! The places where the gateway looks for a key, and the log lines about requests without one.
 
 use ibid_testkit::client::TestRequest;
 use ibid_testkit::upstream::Upstream;
@@ -18,7 +18,7 @@ async fn a_key_in_the_body_is_found_and_the_body_passed_on_whole() {
     assert!(!is_replay(&gateway.call(&json("/pay", keyed)).await));
     assert!(is_replay(&gateway.call(&json("/pay", keyed)).await));
     assert_problem(&gateway.call(&json("/pay", "{")).await, 400, "key-invalid");
-    // Read to be searched, and then passed on as if it had not been.
+    // The gateway reads the body to search it, and then forwards it unchanged.
     let plain = r#"{"amount":5}"#;
     assert_eq!(gateway.call(&json("/pay", plain)).await.status, 200);
     let chunked =
@@ -27,8 +27,11 @@ async fn a_key_in_the_body_is_found_and_the_body_passed_on_whole() {
     let mut client = gateway.client().await;
     client.send_bytes(chunked).await;
     assert_eq!(client.read().await.expect("an answer").status, 200);
-    let bodies: Vec<String> =
-        upstream.requests().iter().map(|seen| String::from_utf8_lossy(&seen.body).into_owned()).collect();
+    let bodies: Vec<String> = upstream
+        .requests()
+        .iter()
+        .map(|request| String::from_utf8_lossy(&request.body).into_owned())
+        .collect();
     assert_eq!(bodies, [keyed, plain, plain]);
 }
 
@@ -43,20 +46,20 @@ async fn requests_without_a_key_are_counted() {
     assert!(page.contains("ibid_without_key_total{route=\"*\"} 0"), "{page}");
     assert!(!page.contains("ibid_without_key_total{route=\"/strict\"}"), "{page}");
     assert_eq!(gateway.call(&json("/tasks", r#"{"a":1}"#)).await.status, 200);
-    assert!(!gateway.said().contains("in another place"), "{}", gateway.said());
+    assert!(!gateway.log().contains("in another place"), "{}", gateway.log());
     for _ in 0..2 {
         let tokened = json("/tasks", r#"{"clientToken":"canary-1","a":1}"#);
         assert_eq!(gateway.call(&tokened).await.status, 200);
-        gateway.until_said("place=body:/clientToken").await;
+        gateway.wait_for_log("place=body:/clientToken").await;
         let paypal = json("/orders", "{}").header("PayPal-Request-Id", "canary-2");
         assert_eq!(gateway.call(&paypal).await.status, 200);
-        gateway.until_said("place=header:paypal-request-id").await;
+        gateway.wait_for_log("place=header:paypal-request-id").await;
     }
     assert_eq!(gateway.call(&json("/tasks", "{}").key("k")).await.status, 200);
     assert_eq!((count("*").await, count("/orders").await), (3.0, 2.0));
-    let said = gateway.said();
-    assert_eq!(said.matches("in another place").count(), 2, "once for each route: {said}");
-    assert!(!said.contains("canary"), "{said}");
+    let log = gateway.log();
+    assert_eq!(log.matches("in another place").count(), 2, "once for each route: {log}");
+    assert!(!log.contains("canary"), "{log}");
     assert_problem(&gateway.call(&json("/strict", "{}")).await, 400, "key-missing");
     assert_eq!(upstream.total(), 6);
 }

@@ -1,4 +1,4 @@
-//! A hundred thousand requests leave memory and file descriptors where they were. `scripts/soak` runs it.
+//! A hundred thousand requests leave memory and file descriptors as they were. `scripts/soak` runs it.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,7 +14,7 @@ use crate::harness::{Gateway, Setup};
 async fn a_hundred_thousand_requests_leak_nothing() {
     let upstream = Upstream::start().await;
     upstream.behave("status=201;bytes=200");
-    // A small cache fills up in the warm-up; what grows after it is a leak.
+    // A small cache is full after the warm-up, so any later growth is a leak.
     let setup = Setup::before(&upstream.url()).config("[store]\ncache_bytes = \"1MiB\"\n");
     let gateway = setup.start();
     assert_eq!(gateway.page("/readyz").await.status, 200);
@@ -45,13 +45,14 @@ struct AtRest {
     resident_kib: u64,
 }
 
-/// Once its clients have gone and its own idle connections are closed.
+/// Measures once the clients have gone and the gateway's idle connections are closed.
 async fn at_rest(gateway: &Gateway, at_first: usize) -> AtRest {
     gateway.until_sockets(at_first).await;
     AtRest { descriptors: gateway.descriptors(), resident_kib: gateway.resident_kib() }
 }
 
-/// Sends so many requests over sixteen connections at a time and reads every answer; how many keys were fresh.
+/// Sends so many requests over sixteen connections at a time, reads every response, and returns the number of fresh
+/// keys.
 fn drive(addr: SocketAddr, name: &str, requests: usize) -> usize {
     let share = requests / CONNECTIONS;
     let fresh = std::thread::scope(|scope| {
@@ -65,7 +66,7 @@ fn drive(addr: SocketAddr, name: &str, requests: usize) -> usize {
     fresh.into_iter().sum()
 }
 
-/// One connection: requests in a pipeline, one in sixteen fresh, the others retries of those.
+/// Runs one connection with pipelined requests: one in sixteen has a fresh key, the others are retries of those.
 fn visit(addr: SocketAddr, name: &str, connection: usize, visit: usize) -> usize {
     let mut stream = TcpStream::connect(addr).expect("the gateway accepts");
     stream.set_nodelay(true).expect("nodelay on a fresh socket");
@@ -84,7 +85,7 @@ fn visit(addr: SocketAddr, name: &str, connection: usize, visit: usize) -> usize
     fresh
 }
 
-/// Reads so many answers; each must be the 201 and its 200 bytes.
+/// Reads so many responses; each must be a 201 with 200 bytes.
 fn read_answers(stream: &mut TcpStream, mut left: usize) {
     let (mut ahead, mut chunk) = (Vec::new(), [0; 32 * 1024]);
     while left > 0 {
@@ -112,18 +113,19 @@ const REQUESTS: usize = 102_400;
 
 const CONNECTIONS: usize = 16;
 
-/// Requests on one connection; then it is closed and another one opened, so that both are seen to be given back.
+/// Requests per connection. After these, the connection is closed and another one opened, so that both must be
+/// released.
 const VISIT: usize = 640;
 
-/// Requests written before the answers are read.
+/// Requests that are written before their responses are read.
 const BURST: usize = 32;
 
-/// How often each key is sent.
+/// Number of requests with each key.
 const RETRIES: usize = 16;
 
-/// A file that is just being opened or closed.
+/// Tolerance for files that are just being opened or closed.
 const FEW: usize = 4;
 
-/// Pages of the new records that SQLite keeps at hand (bounded, some 8 MB here), and as much again for the allocator.
-/// Two hundred bytes left behind by each request would be more.
+/// Tolerance for the pages of new records that SQLite caches (bounded, some 8 MB here), and as much again for the
+/// allocator. A leak of two hundred bytes per request would exceed it.
 const GROWTH_KIB_MAX: u64 = 20 * 1024;

@@ -1,4 +1,5 @@
-//! The log as a machine reads it: every line an object, no secret in any of them, and a security event for each misuse.
+//! The log as a machine reads it: every line is a JSON object, no line has a secret, and each misuse is a security
+//! event.
 
 use ibid_testkit::client::TestRequest;
 use ibid_testkit::upstream::Upstream;
@@ -7,7 +8,7 @@ use serde_json::Value;
 use crate::gateway_store::WriteLock;
 use crate::harness::{On, Setup, assert_problem, is_replay, on_every_store, problem, until_async};
 
-/// What must never stand in a log. The secret is that of fingerprints, in hex.
+/// Texts that must never be in a log. The secret is that of fingerprints, in hex.
 const CANARIES: [&str; 7] = [
     "canary-key",
     "canary-credential",
@@ -56,7 +57,7 @@ async fn no_line_holds_a_secret_and_every_misuse_is_a_security_event(on: On) {
         assert_problem(&gateway.call(&pay(&n.to_string()).body("canary-body six")).await, 422, "key-reused");
         misused += 1;
     }
-    // Turned away at the door, each for a reason of its own.
+    // Requests that are refused before they are begun, each for a different reason.
     let bare = TestRequest::post("/payments").body("canary-body");
     assert_problem(&gateway.call(&bare).await, 400, "key-missing");
     assert_problem(
@@ -70,7 +71,7 @@ async fn no_line_holds_a_secret_and_every_misuse_is_a_security_event(on: On) {
     let page = "/.ibid/keys/canary-key-0?method=POST&path=/payments";
     let status = TestRequest::get(page).header("Authorization", "Bearer canary-credential");
     assert_eq!(gateway.call(&status).await.status, 200);
-    // The store is away, before a run and behind one.
+    // The store fails, once before a run and once after it.
     let (mut held, before) = (gateway.client().await, upstream.tally().begun);
     held.send(&pay("held").fixture("gate;status=201;body=canary-answer")).await;
     upstream.until(|tally| tally.begun > before).await;
@@ -95,29 +96,29 @@ async fn no_line_holds_a_secret_and_every_misuse_is_a_security_event(on: On) {
     })
     .await;
     assert!(is_replay(&gateway.call(&pay("0")).await));
-    // The upstream is away.
+    // The upstream is down.
     drop(upstream);
     let mut asked = 0;
     until_async("no connection to it is left over", async || {
         asked += 1;
-        // On one that has just died nobody knows what was sent.
+        // On a connection that has just died, the gateway cannot tell what was sent.
         let answer = gateway.call(&pay(&format!("nobody-{asked}"))).await;
         assert!(matches!(answer.status, 502 | 503), "{answer:?}");
         (answer.status == 503).then_some(())
     })
     .await;
     gateway.signal("TERM");
-    assert!(gateway.ended().await.success());
+    assert!(gateway.wait_for_exit().await.success());
 
-    let said = gateway.said();
+    let log = gateway.log();
     for canary in CANARIES {
         let as_numbers = canary.bytes().map(|byte| byte.to_string()).collect::<Vec<_>>().join(", ");
         for text in [canary, &as_numbers, &canary.to_uppercase()] {
-            let found = said.lines().find(|line| line.contains(text));
-            assert_eq!(found, None, "{canary}");
+            let leak = log.lines().find(|line| line.contains(text));
+            assert_eq!(leak, None, "{canary}");
         }
     }
-    let lines: Vec<Value> = said
+    let lines: Vec<Value> = log
         .lines()
         .filter(|line| !line.starts_with("ibid: "))
         .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")))

@@ -1,4 +1,4 @@
-//! Metrics equal what happened: a known mix of requests, then `/metrics` read to the last line.
+//! Metrics equal what happened: a known mix of requests, then every line of `/metrics`.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ match = "POST /stripe"
 profile = "stripe"
 "#;
 
-/// Every sample of a page: name and labels, in their order, and value.
+/// All samples of a page: values by name and labels.
 type Samples = BTreeMap<String, f64>;
 
 async fn samples(gateway: &Gateway) -> Samples {
@@ -37,7 +37,7 @@ async fn samples(gateway: &Gateway) -> Samples {
         .collect()
 }
 
-/// Those of one family that are not zero, as `labels value`.
+/// Returns the samples of one metric that are not zero, as `labels value`.
 fn of(samples: &Samples, name: &str) -> Vec<String> {
     let of = samples.iter().filter(|(sample, value)| {
         sample.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('{'))
@@ -58,27 +58,27 @@ async fn metrics_equal_what_happened(on: On) {
     assert_eq!(fresh.get("ibid_zombie_keys_total"), Some(&0.0), "zero is shown as zero");
     assert_eq!(fresh.get("ibid_breaker_open"), Some(&0.0));
 
-    // Created five times, replayed three times from memory.
+    // Five records are created; three requests are replayed from memory.
     for n in 0..5 {
         assert_eq!(gateway.call(&pay(&format!("a{n}")).fixture("status=201")).await.status, 201);
     }
     for n in 0..3 {
         assert!(is_replay(&gateway.call(&pay(&format!("a{n}"))).await));
     }
-    // Misused twice; without a key and with a bad one nothing is met.
+    // Two keys are misused. A request without a key or with a bad one begins nothing.
     for n in 0..2 {
         assert_problem(&gateway.call(&pay(&format!("a{n}")).body("six")).await, 422, "key-reused");
     }
     assert_problem(&gateway.call(&TestRequest::post("/payments/x").body("five")).await, 400, "key-missing");
-    // One is held by the upstream: a duplicate that will not wait, and one that does.
-    let held = pay("held").fixture("gate;status=201");
+    // The upstream holds one request: one duplicate does not wait, another one does.
+    let gated = pay("held").fixture("gate;status=201");
     let mut first = gateway.client().await;
-    first.send(&held).await;
+    first.send(&gated).await;
     upstream.until(|tally| tally.held == 1).await;
-    let hurried = gateway.call(&held.clone().header("Prefer", "wait=0")).await;
+    let hurried = gateway.call(&gated.clone().header("Prefer", "wait=0")).await;
     assert_problem(&hurried, 409, "request-in-progress");
     let mut patient = gateway.client().await;
-    patient.send(&held).await;
+    patient.send(&gated).await;
     until_async("the duplicate has begun to wait", async || {
         (samples(&gateway).await["ibid_begin_seconds_count"] >= 8.0).then_some(())
     })
@@ -86,17 +86,17 @@ async fn metrics_equal_what_happened(on: On) {
     upstream.gate().release(1);
     assert_eq!(first.read().await.expect("an answer").status, 201);
     assert!(is_replay(&patient.read().await.expect("an answer")));
-    // A free answer, and the retry that runs again.
+    // A response that releases the key, and the retry that runs again.
     assert_eq!(gateway.call(&pay("free").fixture("status=429")).await.status, 429);
     assert_eq!(gateway.call(&pay("free").fixture("status=201")).await.status, 201);
-    // An answer that broke off: unknown, and so is its retry.
+    // A response that broke off: the outcome is unknown, also for the retry.
     assert_problem(&gateway.call(&pay("cut").fixture("cut=read")).await, 502, "outcome-unknown");
     assert_problem(&gateway.call(&pay("cut")).await, 409, "outcome-unknown");
-    // Another profile, and a path that no rule is for.
+    // Another profile, and a path without a rule.
     let stripe = TestRequest::post("/stripe").key("s").body("five");
     assert_eq!(gateway.call(&stripe).await.status, 200);
     assert_eq!(gateway.call(&TestRequest::post("/else/secret-path").key("d").body("five")).await.status, 200);
-    // A lease that lapses under its holder, whose answer comes late and counts all the same.
+    // A lease that lapses under its owner, whose late response still counts.
     let short = TestRequest::post("/short").key("late").body("five").fixture("gate;status=201");
     let mut late = gateway.client().await;
     late.send(&short).await;
@@ -107,7 +107,7 @@ async fn metrics_equal_what_happened(on: On) {
     .await;
     upstream.gate().release(1);
     assert_eq!(late.read().await.expect("an answer").status, 201);
-    gateway.until_said("a lease lapsed").await;
+    gateway.wait_for_log("a lease lapsed").await;
 
     let quiet = until_async("all records are counted", async || {
         let now = samples(&gateway).await;
@@ -141,10 +141,10 @@ async fn metrics_equal_what_happened(on: On) {
         assert_eq!(of(&quiet, name), none, "{name}");
     }
     assert_eq!(of(&quiet, "ibid_zombie_keys_total"), [" 1"], "the late answer is no second lapse");
-    assert_eq!(gateway.said().matches("a lease lapsed").count(), 1, "one line");
+    assert_eq!(gateway.log().matches("a lease lapsed").count(), 1, "one line");
     let letters = of(&quiet, "ibid_dead_letters");
-    assert_eq!(letters, ["{kind=\"records\"} 1"], "nobody is asked about an unknown record");
-    // 11 first runs, the free key's second one, two duplicates of `held`, and the retry of `cut`.
+    assert_eq!(letters, ["{kind=\"records\"} 1"], "no lookup settles the unknown record");
+    // 11 first runs, the released key's second one, two duplicates of `held`, and the retry of `cut`.
     assert_eq!(of(&quiet, "ibid_begin_seconds_count"), [" 15"]);
     assert_eq!(of(&quiet, "ibid_finish_seconds_count"), [" 12"]);
     assert_eq!(of(&quiet, "ibid_wait_seconds_count"), [" 1"]);
@@ -173,7 +173,7 @@ on_every_store!(metrics_equal_what_happened);
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_lapse_first_seen_by_a_request_is_counted_once() {
     let upstream = Upstream::start().await;
-    // The sweeper has its first turn before anything lapses, and comes too late for the rest of this test.
+    // The sweeper runs once before anything lapses, and not again during this test.
     let config = CONFIG.replace("sweep_every = \"100ms\"", "sweep_every = \"1h\"");
     let setup = Setup::before(&upstream.url()).config(&config);
     let gateway = setup.start();
@@ -188,24 +188,24 @@ async fn a_lapse_first_seen_by_a_request_is_counted_once() {
     upstream.until(|tally| tally.held == 1).await;
     let hurried = short.clone().header("Prefer", "wait=0");
     until_async("a request notices", async || {
-        let met = gateway.call(&hurried).await;
-        (problem(&met) == "outcome-unknown").then_some(())
+        let response = gateway.call(&hurried).await;
+        (problem(&response) == "outcome-unknown").then_some(())
     })
     .await;
     for _ in 0..2 {
         assert_problem(&gateway.call(&hurried).await, 409, "outcome-unknown");
     }
-    gateway.until_said("a lease lapsed").await;
+    gateway.wait_for_log("a lease lapsed").await;
     upstream.gate().release(1);
     assert_eq!(late.read().await.expect("an answer").status, 201);
     assert_eq!(of(&samples(&gateway).await, "ibid_zombie_keys_total"), [" 1"]);
-    assert_eq!(gateway.said().matches("a lease lapsed").count(), 1);
+    assert_eq!(gateway.log().matches("a lease lapsed").count(), 1);
 }
 
 #[tokio::test]
 async fn store_failures_and_their_refusals_are_counted() {
     let upstream = Upstream::start().await;
-    // Chores ask the store too, and would be counted; they come too late for this test.
+    // Chores also call the store and would be counted, so they do not run during this test.
     let config = "[store]\nbegin_timeout = \"300ms\"\n[upkeep]\nsweep_every = \"1h\"\nreap_every = \"1h\"\n\
                   reconcile_every = \"1h\"\n";
     let setup = Setup::before(&upstream.url()).config(config).variable("IBID_LOG", "ibid=debug");
@@ -231,8 +231,8 @@ async fn store_failures_and_their_refusals_are_counted() {
     .await;
     until_async("every failure that the log knows is counted", async || {
         let now = samples(&gateway).await;
-        let said = gateway.said().matches("the store failed").count() as f64;
-        (now["ibid_store_errors_total"] == said && of(&now, "ibid_breaker_open").is_empty()).then_some(())
+        let logged = gateway.log().matches("the store failed").count() as f64;
+        (now["ibid_store_errors_total"] == logged && of(&now, "ibid_breaker_open").is_empty()).then_some(())
     })
     .await;
     assert_eq!(upstream.total(), 1);
@@ -244,7 +244,7 @@ async fn the_breaker_refuses_at_once_while_the_server_is_stopped() {
     let mut server = ibid_testkit::postgres::Postgres::start();
     let setup = Setup::before(&upstream.url()).store_at(&server.url());
     let gateway = setup.config("[store]\nbegin_timeout = \"300ms\"\n").start();
-    assert_eq!(gateway.settled(&pay("before")).await.status, 200);
+    assert_eq!(gateway.retry_until_settled(&pay("before")).await.status, 200);
     server.stop_immediate();
     until_async("the breaker opens", async || {
         assert_problem(&gateway.call(&pay("during")).await, 503, "store-unavailable");
@@ -257,7 +257,7 @@ async fn the_breaker_refuses_at_once_while_the_server_is_stopped() {
         let after: u64 = refused.header("retry-after").expect("a time").parse().expect("seconds");
         assert!(refused.status == 503 && (1..=8).contains(&after), "{refused:?}");
     }
-    // Whatever this loop took, it was probes alone that asked: one at a time, each given up after begin_timeout.
+    // Only probes asked the store during this loop: one at a time, each given up after `begin_timeout`.
     let probes = samples(&gateway).await["ibid_begin_seconds_count"] - asked;
     assert!(probes < 10.0, "{probes} of 50 asked");
     assert_eq!(upstream.total(), 1, "nothing was executed");
@@ -267,5 +267,5 @@ async fn the_breaker_refuses_at_once_while_the_server_is_stopped() {
     })
     .await;
     assert_eq!(samples(&gateway).await["ibid_breaker_open"], 0.0);
-    gateway.until_said("the store answers again").await;
+    gateway.wait_for_log("the store answers again").await;
 }

@@ -1,11 +1,11 @@
-//! Spans as a collector gets them: a real socket takes what the gateway sends, and the bytes are read as OTLP has them.
+//! Spans as a collector gets them: a real socket receives the gateway's exports, and the test decodes the OTLP bytes.
 
 use ibid_testkit::client::TestRequest;
 use ibid_testkit::upstream::Upstream;
 
 use crate::harness::{Setup, is_replay};
 
-/// One span, as far as these tests look.
+/// One span, with the fields that these tests need.
 #[derive(Debug, Default)]
 struct Span {
     trace: String,
@@ -17,18 +17,18 @@ struct Span {
 }
 
 fn spans(collector: &Upstream) -> Vec<Span> {
-    let mut found = Vec::new();
+    let mut collected = Vec::new();
     for request in collector.requests() {
         assert_eq!((request.method.as_str(), request.target.as_str()), ("POST", "/v1/traces"));
         assert_eq!(request.header("content-type").as_deref(), Some("application/x-protobuf"));
         // ExportTraceServiceRequest → ResourceSpans → ScopeSpans → Span.
         for resource in parts(&request.body, 1) {
             for scope in parts(resource, 2) {
-                found.extend(parts(scope, 2).into_iter().map(span));
+                collected.extend(parts(scope, 2).into_iter().map(span));
             }
         }
     }
-    found
+    collected
 }
 
 fn span(bytes: &[u8]) -> Span {
@@ -43,9 +43,9 @@ fn span(bytes: &[u8]) -> Span {
     }
 }
 
-/// The length-delimited fields of this number in a protobuf message.
+/// Returns the length-delimited fields with this number in a protobuf message.
 fn parts(mut bytes: &[u8], wanted: u64) -> Vec<&[u8]> {
-    let mut found = Vec::new();
+    let mut fields = Vec::new();
     while !bytes.is_empty() {
         let tag = varint(&mut bytes);
         let length = match tag & 7 {
@@ -60,11 +60,11 @@ fn parts(mut bytes: &[u8], wanted: u64) -> Vec<&[u8]> {
         };
         let (part, rest) = bytes.split_at(length);
         if tag >> 3 == wanted {
-            found.push(part);
+            fields.push(part);
         }
         bytes = rest;
     }
-    found
+    fields
 }
 
 fn varint(bytes: &mut &[u8]) -> u64 {
@@ -96,17 +96,17 @@ async fn a_replay_span_links_to_the_first_execution() {
     let from = |trace: &str| pay.clone().header("traceparent", format!("00-{trace}-00f067aa0ba902b7-01"));
     assert_eq!(gateway.call(&from(first)).await.status, 200);
     assert!(is_replay(&gateway.call(&from(second)).await));
-    // Without a trace of the client's it has one of its own, and the upstream is told.
+    // Without a trace of the client, the gateway starts one and sends it to the upstream.
     assert_eq!(gateway.call(&TestRequest::post("/payments").key("own").body("five")).await.status, 200);
     gateway.signal("TERM");
-    assert!(gateway.ended().await.success());
+    assert!(gateway.wait_for_exit().await.success());
 
     let spans = spans(&collector);
     let of = |trace: &str, name: &str| {
-        let found: Vec<&Span> =
+        let matching: Vec<&Span> =
             spans.iter().filter(|span| span.trace == trace && span.name == name).collect();
-        assert_eq!(found.len(), 1, "{name} in {trace}: {spans:#?}");
-        found[0]
+        assert_eq!(matching.len(), 1, "{name} in {trace}: {spans:#?}");
+        matching[0]
     };
     let request = of(first, "ibid.request");
     assert_eq!(request.parent, "00f067aa0ba902b7");
@@ -144,7 +144,7 @@ async fn an_unreachable_collector_costs_no_request() {
     assert_eq!(gateway.call(&pay).await.status, 200);
     assert!(is_replay(&gateway.call(&pay).await));
     gateway.signal("TERM");
-    assert!(gateway.ended().await.success());
-    let refused = setup.variable("OTEL_EXPORTER_OTLP_ENDPOINT", "https://collector:4318").refused();
-    refused.says(2, "OTEL_EXPORTER_OTLP_ENDPOINT", "plain HTTP", "collector beside");
+    assert!(gateway.wait_for_exit().await.success());
+    let refused = setup.variable("OTEL_EXPORTER_OTLP_ENDPOINT", "https://collector:4318").expect_refusal();
+    refused.assert_error(2, "OTEL_EXPORTER_OTLP_ENDPOINT", "plain HTTP", "collector beside");
 }

@@ -1,4 +1,4 @@
-//! Requests that are not guarded pass untouched: upgrades, long polls, streams both ways. And guarded streams.
+//! Unguarded requests pass untouched: upgrades, long polls, streams in both directions. Also guarded streams.
 
 use std::process::Command;
 
@@ -25,7 +25,7 @@ fn websocket() -> TestRequest {
         .fixture("upgrade;header=Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=")
 }
 
-/// Upgrades a connection and sends a few bytes both ways.
+/// Upgrades a connection and sends a few bytes in both directions.
 async fn tunnel(gateway: &Gateway) -> Client {
     let mut client = gateway.client().await;
     client.send(&websocket()).await;
@@ -47,17 +47,17 @@ async fn tunnel(gateway: &Gateway) -> Client {
     client
 }
 
-/// Reads until these words have come.
+/// Reads until these words have arrived.
 async fn read_until(client: &mut Client, words: &str) {
-    let mut seen = Vec::new();
-    while !String::from_utf8_lossy(&seen).contains(words) {
+    let mut received = Vec::new();
+    while !String::from_utf8_lossy(&received).contains(words) {
         let more = client.read_some(1024).await;
         assert!(
             !more.is_empty(),
             "`{words}` comes before the end, after {:?}",
-            String::from_utf8_lossy(&seen)
+            String::from_utf8_lossy(&received)
         );
-        seen.extend(more);
+        received.extend(more);
     }
 }
 
@@ -65,9 +65,9 @@ async fn read_until(client: &mut Client, words: &str) {
 async fn a_websocket_passes_and_holds_its_connection() {
     let (upstream, gateway) = world("[server]\nmax_connections = 1\n").await;
     let client = tunnel(&gateway).await;
-    let seen = upstream.requests().pop().expect("a request");
-    assert_eq!(seen.header_lines("upgrade"), ["websocket"]);
-    assert_eq!(seen.header_lines("connection"), ["upgrade"]);
+    let delivered = upstream.requests().pop().expect("a request");
+    assert_eq!(delivered.header_lines("upgrade"), ["websocket"]);
+    assert_eq!(delivered.header_lines("connection"), ["upgrade"]);
     let mut second = gateway.client().await;
     second.send(&TestRequest::get("/second")).await;
     assert_eq!(upstream.total(), 1, "the tunnel has the only slot");
@@ -77,7 +77,7 @@ async fn a_websocket_passes_and_holds_its_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tunnel_takes_a_slot_of_what_passes_and_no_other() {
+async fn a_tunnel_takes_only_a_slot_for_unguarded_requests() {
     let (upstream, gateway) = world("[server]\nmax_passed = 1\n").await;
     let client = tunnel(&gateway).await;
     assert_problem(&gateway.call(&TestRequest::get("/")).await, 503, "overloaded");
@@ -91,7 +91,7 @@ async fn a_tunnel_takes_a_slot_of_what_passes_and_no_other() {
     .await;
 }
 
-/// A real client and a real server of WebSocket, with compression, a large frame and a closing handshake.
+/// Uses a real WebSocket client and server, with compression, a large frame and a closing handshake.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_websocket_of_pythons_library_is_echoed() {
     let packages = tools().join("websockets-16.1.1");
@@ -100,9 +100,10 @@ async fn a_websocket_of_pythons_library_is_echoed() {
     });
     let gateway = Setup::before(&server.url()).start();
     let url = format!("ws://{}/socket", gateway.addr());
-    let ran = Command::new("python3").args(["-c", ECHO_CLIENT, &url]).env("PYTHONPATH", &packages).output();
-    let ran = ran.expect("`python3` is missing: run scripts/setup");
-    assert_eq!(String::from_utf8_lossy(&ran.stdout).trim(), "echoed, closed with 1000", "{ran:?}");
+    let output =
+        Command::new("python3").args(["-c", ECHO_CLIENT, &url]).env("PYTHONPATH", &packages).output();
+    let output = output.expect("`python3` is missing: run scripts/setup");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "echoed, closed with 1000", "{output:?}");
 }
 
 const ECHO_SERVER: &str = "
@@ -134,7 +135,7 @@ print('echoed, closed with', socket.close_code)
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_upgrade_goes_by_http1_where_tls_would_choose_http2() {
     let (authority, upstream) = (Authority::new(), Upstream::start().await);
-    // Its HTTP/2 would not be understood behind it.
+    // The upstream would not understand HTTP/2 here.
     let options = TlsOptions { alpn: &["h2", "http/1.1"], ..TlsOptions::default() };
     let front = TlsFront::start(upstream.addr(), &authority.certificate(&["127.0.0.1"]), options).await;
     let setup = Setup::before(&front.url()).config("[upstream_tls]\nca = \"ca.pem\"\n");
@@ -152,8 +153,8 @@ async fn guarded_requests_and_http_inside_are_not_upgraded() {
     {
         let answer = gateway.call(&request.header("Connection", connection).header("Upgrade", to)).await;
         assert!([200, 201].contains(&answer.status), "{answer:?}");
-        let seen = upstream.requests().pop().expect("a request");
-        assert_eq!((seen.header("upgrade"), seen.header("http2-settings")), (None, None), "{to}");
+        let delivered = upstream.requests().pop().expect("a request");
+        assert_eq!((delivered.header("upgrade"), delivered.header("http2-settings")), (None, None), "{to}");
     }
 }
 
@@ -163,12 +164,12 @@ async fn a_drain_ends_tunnels_at_once() {
     let mut client = tunnel(&gateway).await;
     gateway.signal("TERM");
     client.closed().await;
-    assert_eq!(gateway.ended().await.code(), Some(0), "{}", gateway.said());
+    assert_eq!(gateway.wait_for_exit().await.code(), Some(0), "{}", gateway.log());
     upstream.until(|tally| tally.closed >= 1).await;
     assert_eq!(connections_to(upstream.addr()), 0);
 }
 
-/// Waits for longer than `upstream_timeout`, which is 300 ms here: a guarded request meets it.
+/// Waits for longer than `upstream_timeout`, which is 300 ms here: a guarded request runs into it.
 async fn outlast_upstream_timeout(gateway: &Gateway, key: &str) {
     let request = TestRequest::post("/payments").key(key).body("five").fixture("gate");
     assert_problem(&gateway.call(&request).await, 504, "outcome-unknown");
@@ -199,16 +200,16 @@ async fn pass_timeout_bounds_the_head_and_not_the_answer() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_and_answer_stream_at_the_same_time() {
-    // An upstream that answers each chunk as it comes.
+    // An upstream that responds to each chunk as it arrives.
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
     let upstream = tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.expect("a connection");
-        let mut seen = Vec::new();
-        read_raw(&mut stream, &mut seen, "\r\n\r\n").await;
+        let mut received = Vec::new();
+        read_raw(&mut stream, &mut received, "\r\n\r\n").await;
         stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").await.expect("a head");
         for (asked, said) in [("one", "5\r\nfirst\r\n"), ("two", "6\r\nsecond\r\n0\r\n\r\n")] {
-            read_raw(&mut stream, &mut seen, asked).await;
+            read_raw(&mut stream, &mut received, asked).await;
             stream.write_all(said.as_bytes()).await.expect("a chunk");
         }
     });
@@ -223,13 +224,13 @@ async fn request_and_answer_stream_at_the_same_time() {
     upstream.await.expect("the upstream has seen all of it");
 }
 
-/// Reads on until these words are among what was seen.
-async fn read_raw(stream: &mut TcpStream, seen: &mut Vec<u8>, words: &str) {
+/// Reads until these words are among the bytes that have arrived.
+async fn read_raw(stream: &mut TcpStream, received: &mut Vec<u8>, words: &str) {
     let mut buffer = [0; 1024];
-    while !String::from_utf8_lossy(seen).contains(words) {
+    while !String::from_utf8_lossy(received).contains(words) {
         let more = stream.read(&mut buffer).await.expect("bytes");
         assert!(more > 0, "`{words}` comes before the end");
-        seen.extend_from_slice(&buffer[..more]);
+        received.extend_from_slice(&buffer[..more]);
     }
 }
 
@@ -252,7 +253,7 @@ async fn a_stream_route_passes_ndjson_as_it_comes() {
     upstream.gate().open();
     read_until(&mut client, "data: 2").await;
     assert_eq!(upstream.executions("k"), 1);
-    // A small one is a stream, too. What says that the request failed is not.
+    // A small response is a stream, too. A response that reports a failure is not.
     let small = export("small").fixture("status=201;body=done");
     let first = gateway.call(&small).await;
     assert_eq!((first.status, first.header("idempotency-stored").as_deref()), (201, Some("false")));

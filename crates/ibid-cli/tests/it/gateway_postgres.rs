@@ -1,4 +1,5 @@
-//! What only a PostgreSQL store does: `ibid migrate`, refusals to start, outages of the server and its last connection.
+//! Behaviour that only a PostgreSQL store has: `ibid migrate`, refusals to start, outages of the server and its last
+//! connection.
 
 use ibid::store::postgres::PostgresStore;
 use ibid_testkit::client::TestRequest;
@@ -12,7 +13,7 @@ fn pay(key: &str) -> TestRequest {
     TestRequest::post("/payments").key(key).body("five").fixture("status=201;body=paid")
 }
 
-/// The same, answered once the upstream's gate is open.
+/// A payment whose response waits for the upstream's gate.
 fn pay_slowly(key: &str) -> TestRequest {
     TestRequest::post("/payments").key(key).body("five").fixture("gate;status=201;body=paid")
 }
@@ -59,25 +60,25 @@ fn migrate_says_what_it_did_to_a_file_too() {
 fn an_unusable_store_is_refused_without_showing_its_password() {
     let server = Postgres::start_with(&[("synchronous_commit", "off")]);
     let setup = Setup::before("http://127.0.0.1:1");
-    let at = |url: String| setup.clone().store_at(&url).refused();
+    let at = |url: String| setup.clone().store_at(&url).expect_refusal();
     let weak = at(server.url().replace("postgres@", "postgres:hunter2@"));
-    weak.says(
+    weak.assert_error(
         3,
         "cannot open the store at `postgres://127.0.0.1:",
         "synchronous_commit = off",
         "accept_weak",
     );
     let nobody = at("postgres://postgres:hunter2@127.0.0.1:1/postgres".to_owned());
-    nobody.says(
+    nobody.assert_error(
         3,
         "cannot open the store at `postgres://127.0.0.1:1/postgres`",
         "cannot reach",
         "server runs",
     );
     let stranger = at(server.url().replace("postgres@", "nobody:hunter2@"));
-    stranger.says(3, "cannot open the store", "refuses this user", "check user");
+    stranger.assert_error(3, "cannot open the store", "refuses this user", "check user");
     for refused in [weak, nobody, stranger] {
-        assert!(!refused.said.contains("hunter2"), "{refused:?}");
+        assert!(!refused.output.contains("hunter2"), "{refused:?}");
     }
 }
 
@@ -88,7 +89,7 @@ async fn an_outage_of_the_server_executes_nothing_and_ends_by_itself() {
     let url = server.url().replace("postgres@", "postgres:hunter2@");
     let setup = Setup::before(&upstream.url()).store_at(&url);
     let gateway = setup.config("[store]\nbegin_timeout = \"500ms\"\n").start();
-    assert_eq!(gateway.settled(&pay("before")).await.status, 201);
+    assert_eq!(gateway.retry_until_settled(&pay("before")).await.status, 201);
     server.stop_immediate();
     assert_problem(&gateway.call(&pay("during")).await, 503, "store-unavailable");
     assert_eq!(upstream.total(), 1, "nothing was executed");
@@ -98,7 +99,7 @@ async fn an_outage_of_the_server_executes_nothing_and_ends_by_itself() {
     })
     .await;
     assert!(is_replay(&gateway.call(&pay("before")).await), "what was answered is kept");
-    assert!(!gateway.said().contains("hunter2"), "no password in the log: {}", gateway.said());
+    assert!(!gateway.log().contains("hunter2"), "no password in the log: {}", gateway.log());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -120,7 +121,7 @@ async fn a_store_outage_after_a_delivery_loses_no_response() {
     assert_eq!(answer.header("idempotency-expires"), None, "no promise is made: {answer:?}");
     server.start_again();
     for gateway in [&other, &gateway] {
-        let retry = gateway.settled(&request).await;
+        let retry = gateway.retry_until_settled(&request).await;
         assert_eq!((retry.status, retry.text().as_str(), is_replay(&retry)), (201, "paid", true));
         assert_eq!(retry.header("idempotency-stored"), None);
     }
@@ -144,10 +145,10 @@ async fn an_exhausted_pool_delivers_nothing_and_loses_no_response() {
     let setup = Setup::before(&upstream.url()).store_at(&server.url().replace("postgres@", "app@"));
     let patient = setup.clone().config("[store]\nfinish_wait = \"500ms\"\n").start();
     let hasty = setup.config("[store]\nbegin_timeout = \"500ms\"\n").start();
-    assert_eq!(hasty.settled(&pay("before")).await.status, 201);
-    let held = pay_slowly("held");
+    assert_eq!(hasty.retry_until_settled(&pay("before")).await.status, 201);
+    let gated = pay_slowly("held");
     let mut client = patient.client().await;
-    client.send(&held).await;
+    client.send(&gated).await;
     upstream.until(|tally| tally.held == 1).await;
 
     let taken = take_connections(&server).await;
@@ -167,19 +168,19 @@ async fn an_exhausted_pool_delivers_nothing_and_loses_no_response() {
     drop(taken);
     for n in 0..8 {
         let key = format!("none-{n}");
-        let answer = hasty.settled(&pay(&key)).await;
+        let answer = hasty.retry_until_settled(&pay(&key)).await;
         assert_eq!((answer.status, is_replay(&answer)), (201, false), "{answer:?}");
-        assert!(is_replay(&patient.settled(&pay(&key)).await));
+        assert!(is_replay(&patient.retry_until_settled(&pay(&key)).await));
         assert_eq!(upstream.executions(&key), 1);
     }
     for gateway in [&hasty, &patient] {
-        let retry = gateway.settled(&held).await;
+        let retry = gateway.retry_until_settled(&gated).await;
         assert_eq!((retry.status, retry.text().as_str(), is_replay(&retry)), (201, "paid", true));
     }
     assert_eq!(upstream.executions("held"), 1);
 }
 
-/// Every connection that the server has, but for those that are kept for superusers: taken from the gateways too.
+/// Takes every connection of the server, except those reserved for superusers: also the gateways' own.
 async fn take_connections(server: &Postgres) -> Vec<tokio_postgres::Client> {
     let url = server.url().replace("postgres@", "others@");
     let cut = "select count(pg_terminate_backend(pid)) from pg_stat_activity where usename = 'app'";
@@ -189,15 +190,15 @@ async fn take_connections(server: &Postgres) -> Vec<tokio_postgres::Client> {
         while let Ok(client) = stranger(&url).await {
             taken.push(client);
         }
-        // The last of them was to be had only while nobody else had one.
+        // The test has all connections only if no other client has one.
         (taken.len() == CONNECTIONS).then_some(())
     })
     .await;
     taken
 }
 
-/// More than two gateways ever ask for, so that they start.
+/// More connections than two gateways ever ask for, so that they can start.
 const CONNECTIONS: usize = 21;
 
-/// PostgreSQL's own default: the test looks in through these.
+/// PostgreSQL's default number of reserved connections; the test uses these to look at the server.
 const RESERVED: usize = 3;

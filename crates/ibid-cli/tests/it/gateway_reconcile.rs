@@ -1,7 +1,8 @@
-//! The gateway settles unknown outcomes by asking the upstream, which executed and then cut the connection.
+//! The gateway settles unknown outcomes by a lookup at the upstream, which executed the request and then cut the
+//! connection.
 //!
-//! The client's requests say in their own `x-fixture` how they are treated; the gateway's questions are treated as the
-//! upstream was told, or as the rule's own header says.
+//! The `x-fixture` header of a client's request says how the upstream treats it. The upstream treats lookups by its
+//! default fixture, or by the header that the rule adds.
 
 use std::io::{BufRead, BufReader};
 use std::process::Command;
@@ -13,7 +14,7 @@ use serde_json::Value;
 use crate::harness::{Gateway, On, Setup, assert_problem, is_replay, on_every_store, until_async};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_the_upstream_says_it_executed_is_replayed() {
+async fn a_looked_up_result_is_replayed() {
     let upstream = Upstream::start().await;
     upstream.behave("status=200;body=paid;header=x-payment: 7;header=set-cookie: a=b");
     let setup = setup(&upstream, "status = 201");
@@ -39,7 +40,7 @@ async fn what_the_upstream_says_it_executed_is_replayed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_is_absent_twice_is_run_once_more_by_the_next_retry() {
+async fn a_request_absent_in_two_lookups_runs_on_the_next_retry() {
     let upstream = Upstream::start().await;
     upstream.behave("status=404");
     let setup = setup(&upstream, "");
@@ -54,7 +55,7 @@ async fn what_is_absent_twice_is_run_once_more_by_the_next_retry() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_is_absent_once_and_then_there_is_completed() {
+async fn a_request_found_by_the_second_lookup_is_completed() {
     let upstream = Upstream::start().await;
     upstream.behave("status=404");
     let gateway = setup(&upstream, "").start();
@@ -69,7 +70,7 @@ async fn what_is_absent_once_and_then_there_is_completed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn inconclusive_lookups_end_as_dead_letters() {
     let upstream = Upstream::start().await;
-    // An error, a reset, both words cut short, silence.
+    // An error, a reset, both possible answers cut short, and silence.
     let ways = [
         ("a", "status=500"),
         ("b", "cut=read;rst"),
@@ -94,14 +95,14 @@ async fn inconclusive_lookups_end_as_dead_letters() {
         assert_problem(&gateway.call(&post(route)).await, 502, "outcome-unknown");
     }
     for (route, way) in ways {
-        let told = until_async("a person must look", async || {
-            let told = gateway.call(&post(route)).await;
-            assert_problem(&told, 409, "outcome-unknown");
-            told.header("retry-after").is_none().then_some(told)
+        let response = until_async("the lookups have ended", async || {
+            let response = gateway.call(&post(route)).await;
+            assert_problem(&response, 409, "outcome-unknown");
+            response.header("retry-after").is_none().then_some(response)
         })
         .await;
-        let said: Value = serde_json::from_slice(&told.body).expect("a problem is JSON");
-        assert_eq!(said["retry"], "never", "{way}");
+        let body: Value = serde_json::from_slice(&response.body).expect("a problem is JSON");
+        assert_eq!(body["retry"], "never", "{way}");
         assert_eq!(upstream.executions(route), 1, "{way}");
         let failed = gateway.metric("ibid_reconcile_failed_total", &format!("route=\"/{route}\"")).await;
         assert_eq!(failed, 2.0, "{way}");
@@ -121,7 +122,8 @@ async fn each_tenants_record_is_settled_by_that_tenants_answer() {
         let known = until(&gateway, &pay("same").header("x-tenant-id", tenant)).await;
         assert_eq!((known.text(), is_replay(&known)), (format!("paid by {tenant}"), true));
     }
-    let asked: Vec<_> = questions(&upstream).iter().filter_map(|seen| seen.header("x-tenant-id")).collect();
+    let asked: Vec<_> =
+        questions(&upstream).iter().filter_map(|request| request.header("x-tenant-id")).collect();
     assert_eq!(asked.len(), 2, "each question says for whom: {asked:?}");
 }
 
@@ -154,7 +156,7 @@ async fn of_two_gateways_on_one_store_one_settles_each_record(on: On) {
         }
         assert_eq!(upstream.executions(key), 1);
     }
-    // One may still be asking about what the other has settled: it counts when it has its answer.
+    // A gateway may still look up a record that the other has settled. Its lookup is counted once it has the response.
     let (first, second) = until_async("every question is counted", async || {
         let (first, second) = (counts(&one).await, counts(&other).await);
         let all = first.1 + second.1 >= 12.0 && first.0 + second.0 == questions(&upstream).len() as f64;
@@ -164,8 +166,8 @@ async fn of_two_gateways_on_one_store_one_settles_each_record(on: On) {
     assert_eq!(first.1 + second.1, 12.0, "each settled once: {first:?}, {second:?}");
 }
 
-on_every_store!(killed_while_it_asks_a_gateway_loses_nothing);
-async fn killed_while_it_asks_a_gateway_loses_nothing(on: On) {
+on_every_store!(a_gateway_killed_during_a_lookup_loses_nothing);
+async fn a_gateway_killed_during_a_lookup_loses_nothing(on: On) {
     let upstream = Upstream::start().await;
     upstream.behave("gate");
     let config = QUICK.replace("500ms", "2s") + &rule("").replace("\"1s\"", "\"4s\"");
@@ -182,7 +184,7 @@ async fn killed_while_it_asks_a_gateway_loses_nothing(on: On) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_late_answer_settles_its_record_before_anybody_is_asked() {
+async fn a_late_response_settles_its_record_before_a_lookup() {
     let upstream = Upstream::start().await;
     upstream.behave("status=404");
     let config = QUICK.replace("linger = \"0s\"", "linger = \"30s\"") + &rule("");
@@ -196,7 +198,7 @@ async fn a_late_answer_settles_its_record_before_anybody_is_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_record_is_asked_about_by_the_rule_that_it_was_begun_with() {
+async fn a_record_is_looked_up_by_the_rule_it_was_begun_with() {
     let upstream = Upstream::start().await;
     upstream.behave("body=paid");
     let patient = QUICK.replace("reconcile_every = \"100ms\"", "reconcile_every = \"1h\"");
@@ -208,12 +210,12 @@ async fn a_record_is_asked_about_by_the_rule_that_it_was_begun_with() {
         |fixture: &str| TestRequest::post("/shops/a%20b/payments").key("k/1").fixture(fixture).body("{}");
     assert_problem(&first.call(&post("cut=read")).await, 502, "outcome-unknown");
     first.kill();
-    // Neither this route nor its rule is known any more.
+    // The new configuration has neither this route nor its rule.
     let second = setup.config(QUICK).start();
     let known = until(&second, &post("status=201")).await;
     assert_eq!((known.text().as_str(), is_replay(&known)), ("paid", true));
     assert_eq!(questions(&upstream)[0].target, "/old/a%20b?key=k%2F1");
-    second.until_said("no reconcile rule for every other guarded request").await;
+    second.wait_for_log("no reconcile rule for every other guarded request").await;
 }
 
 on_every_store!(an_operator_sweeps_and_reconciles_without_a_gateway);
@@ -223,17 +225,17 @@ async fn an_operator_sweeps_and_reconciles_without_a_gateway(on: On) {
     let config = QUICK.replace("[defaults]", "[defaults]\nlease = \"1s\"") + &rule("");
     let setup = Setup::before(&upstream.url()).config(&config).on(on);
     let mut gateway = setup.start();
-    let held = TestRequest::post("/payments").key("k").fixture("gate").body("{}");
+    let gated = TestRequest::post("/payments").key("k").fixture("gate").body("{}");
     let mut client = gateway.client().await;
-    client.send(&held).await;
+    client.send(&gated).await;
     upstream.until(|tally| tally.held == 1).await;
     gateway.kill();
     let (store, url) = (setup.store(), upstream.url());
     let count = |words: &[&str], field: &str| {
-        let ran = setup.ibid(words);
-        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
-        let said: Value = serde_json::from_slice(&ran.stdout).expect("one JSON object");
-        said[field].as_u64().expect("a number")
+        let output = setup.ibid(words);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let summary: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+        summary[field].as_u64().expect("a number")
     };
     let sweep = ["sweep", "--json", "--store", &store];
     until_async("its lease has lapsed", async || (count(&sweep, "swept") == 1).then_some(())).await;
@@ -245,14 +247,14 @@ async fn an_operator_sweeps_and_reconciles_without_a_gateway(on: On) {
     assert_eq!((again.text().as_str(), is_replay(&again)), ("paid", true));
     assert_eq!(upstream.executions("k"), 1);
 
-    let ran = setup.ibid(&["reconcile", "--store", &store, "--config", "/dev/null"]);
-    assert_eq!(ran.status.code(), Some(2), "it must be told whom to ask");
-    let ran = setup.ibid(&["sweep", "--store", &store, "--every", "0s"]);
-    assert_eq!(ran.status.code(), Some(2));
+    let output = setup.ibid(&["reconcile", "--store", &store, "--config", "/dev/null"]);
+    assert_eq!(output.status.code(), Some(2), "it needs an upstream to ask");
+    let output = setup.ibid(&["sweep", "--store", &store, "--every", "0s"]);
+    assert_eq!(output.status.code(), Some(2));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_chore_told_how_often_goes_on_until_it_is_told_to_stop() {
+async fn a_chore_with_an_interval_runs_until_sigterm() {
     let upstream = Upstream::start().await;
     let setup = setup(&upstream, "");
     setup.start().kill();
@@ -264,25 +266,25 @@ async fn a_chore_told_how_often_goes_on_until_it_is_told_to_stop() {
         let more = ["--every", "20ms", "--json", "--store", &store];
         let mut child = setup.spawn(&[&words[..], &more].concat());
         let lines = BufReader::new(child.stdout.take().expect("stdout is piped")).lines();
-        let said: Vec<String> = lines.take(3).map(|line| line.expect("text")).collect();
-        assert_eq!(said, [line; 3]);
-        let told = Command::new("kill").args(["-s", "TERM", &child.id().to_string()]).status();
-        assert!(told.expect("`kill` can be run").success());
+        let printed: Vec<String> = lines.take(3).map(|line| line.expect("text")).collect();
+        assert_eq!(printed, [line; 3]);
+        let signal = Command::new("kill").args(["-s", "TERM", &child.id().to_string()]).status();
+        assert!(signal.expect("`kill` can be run").success());
         assert_eq!(child.wait().expect("it ends").code(), Some(0));
     }
 }
 
-/// A request that the upstream executes, and whose answer is lost.
+/// A request that the upstream executes, and whose response is lost.
 fn lost(key: &str) -> TestRequest {
     TestRequest::post("/payments").key(key).fixture("cut=read").body("{}")
 }
 
-/// The same request, in better weather.
+/// The same request with a working upstream, for retries.
 fn pay(key: &str) -> TestRequest {
     TestRequest::post("/payments").key(key).fixture("status=201").body("{}")
 }
 
-/// A gateway that asks soon, with these lines in its rule.
+/// Sets up a gateway that looks up soon, with these lines in its rule.
 fn setup(upstream: &Upstream, lines: &str) -> Setup {
     Setup::before(&upstream.url()).config(&format!("{QUICK}{}", rule(lines)))
 }
@@ -307,12 +309,12 @@ async fn until(gateway: &Gateway, request: &TestRequest) -> TestResponse {
     .await
 }
 
-/// What the upstream was asked, oldest first.
+/// Returns the lookups that the upstream got, oldest first.
 fn questions(upstream: &Upstream) -> Vec<SeenRequest> {
-    upstream.requests().into_iter().filter(|seen| seen.method == "GET").collect()
+    upstream.requests().into_iter().filter(|request| request.method == "GET").collect()
 }
 
-/// Questions asked, outcomes known by them, and questions that taught nothing.
+/// Returns the number of lookups, of outcomes that they settled, and of inconclusive lookups.
 async fn counts(gateway: &Gateway) -> (f64, f64, f64) {
     let count = async |what: &str| {
         gateway.metric(&format!("ibid_reconcile_{what}_total"), "route=\"/payments\"").await
@@ -320,6 +322,6 @@ async fn counts(gateway: &Gateway) -> (f64, f64, f64) {
     (count("scheduled").await, count("resolved").await, count("failed").await)
 }
 
-/// As short as the rules allow: `settle` is twice the time-out.
+/// Times as short as the rules allow: `settle` is twice the time-out.
 const QUICK: &str = "[upkeep]\nreconcile_every = \"100ms\"\nsweep_every = \"100ms\"\n\
                      [defaults]\nupstream_timeout = \"500ms\"\nlinger = \"0s\"\n";

@@ -1,4 +1,4 @@
-//! A gateway that can't do its work says why, what lies beneath and what to do, and does not start.
+//! A gateway that cannot work does not start; it prints the error, its cause and a hint.
 
 use std::net::TcpListener;
 
@@ -12,27 +12,37 @@ const UPSTREAM: &str = "http://127.0.0.1:9";
 
 #[test]
 fn without_a_tenant_it_does_not_start() {
-    Setup::before(UPSTREAM).tenant("").refused().says(2, "no tenant", "two clients", "--tenant");
+    Setup::before(UPSTREAM).tenant("").expect_refusal().assert_error(
+        2,
+        "no tenant",
+        "two clients",
+        "--tenant",
+    );
 }
 
 #[test]
 fn a_tenant_that_is_no_way_to_find_one_is_refused() {
-    let refused = Setup::before(UPSTREAM).tenant("cookie").refused();
+    let refused = Setup::before(UPSTREAM).tenant("cookie").expect_refusal();
     assert_eq!(refused.code, 2, "{refused:?}");
-    assert!(refused.said.contains("`cookie`") && refused.said.contains("\nhint: "), "{refused:?}");
+    assert!(refused.output.contains("`cookie`") && refused.output.contains("\nhint: "), "{refused:?}");
 }
 
 #[test]
 fn an_upstream_that_is_no_http_url_is_refused() {
     for url in ["nonsense", "ftp://127.0.0.1", "127.0.0.1:3000"] {
-        Setup::before(url).refused().says(
+        Setup::before(url).expect_refusal().assert_error(
             2,
             "absolute `http://` or `https://` URL",
             "begin with",
             "http://127.0.0.1:3000",
         );
     }
-    Setup::before("http://[::1").refused().says(2, "is not a URL", "", "http://127.0.0.1:3000");
+    Setup::before("http://[::1").expect_refusal().assert_error(
+        2,
+        "is not a URL",
+        "",
+        "http://127.0.0.1:3000",
+    );
 }
 
 #[test]
@@ -40,8 +50,8 @@ fn a_taken_port_is_refused_for_clients_and_for_operators() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("its address").to_string();
     for flag in ["--listen", "--admin-listen"] {
-        let refused = Setup::before(UPSTREAM).flag(flag).flag(&address).refused();
-        refused.says(3, &format!("`{address}`"), "in use", &format!("choose one with `{flag}`"));
+        let refused = Setup::before(UPSTREAM).flag(flag).flag(&address).expect_refusal();
+        refused.assert_error(3, &format!("`{address}`"), "in use", &format!("choose one with `{flag}`"));
     }
 }
 
@@ -50,9 +60,19 @@ fn a_database_that_can_not_be_opened_is_refused() {
     let setup = Setup::before(UPSTREAM);
     let folder = setup.folder().join("a folder");
     std::fs::create_dir(&folder).expect("a folder can be made");
-    setup.clone().database_at(&folder).refused().says(3, "cannot open the store", "a folder", "folder");
+    setup.clone().database_at(&folder).expect_refusal().assert_error(
+        3,
+        "cannot open the store",
+        "a folder",
+        "folder",
+    );
     let nowhere = setup.folder().join("nowhere/ibid.db");
-    setup.database_at(&nowhere).refused().says(3, "cannot open the store", "nowhere", "folder exists");
+    setup.database_at(&nowhere).expect_refusal().assert_error(
+        3,
+        "cannot open the store",
+        "nowhere",
+        "folder exists",
+    );
 }
 
 #[test]
@@ -62,7 +82,7 @@ fn a_database_that_can_not_be_written_is_refused() {
     let setup = Setup::before(UPSTREAM).database_at(&path);
     setup.start().kill();
     disk.remount("ro");
-    setup.refused().says(3, "cannot open the store", "ibid.db", "write");
+    setup.expect_refusal().assert_error(3, "cannot open the store", "ibid.db", "write");
 }
 
 #[test]
@@ -90,7 +110,12 @@ fn a_file_that_is_no_database_is_refused_and_left_as_it_was() {
     let setup = Setup::before(UPSTREAM);
     let letter = "not a database, but a letter to somebody\n".repeat(100);
     std::fs::write(setup.database(), &letter).expect("a file can be written");
-    setup.refused().says(3, "cannot open the store", "not a SQLite database", "file of its own");
+    setup.expect_refusal().assert_error(
+        3,
+        "cannot open the store",
+        "not a SQLite database",
+        "file of its own",
+    );
     assert_eq!(std::fs::read_to_string(setup.database()).expect("it can be read"), letter);
 }
 
@@ -111,13 +136,13 @@ async fn a_database_of_a_newer_ibid_is_refused(on: On) {
             "schema 4711".to_owned()
         }
     };
-    setup.refused().says(3, "cannot open the store", &cause, "newer");
+    setup.expect_refusal().assert_error(3, "cannot open the store", &cause, "newer");
 }
 
 #[test]
 fn an_unknown_key_of_the_file_is_refused_with_its_line() {
-    let typo = Setup::before(UPSTREAM).config("# rules\n[defaults]\nretenton = \"1h\"\n").refused();
-    typo.says(2, "ibid.toml:3: `retenton` is not a key", "ignored", "did you mean `retention`?");
-    let unheard = Setup::before(UPSTREAM).config("[unheard]\nof = 1\n").refused();
-    unheard.says(2, "ibid.toml:1: `unheard` is not a key", "ignored", "lists every key");
+    let typo = Setup::before(UPSTREAM).config("# rules\n[defaults]\nretenton = \"1h\"\n").expect_refusal();
+    typo.assert_error(2, "ibid.toml:3: `retenton` is not a key", "ignored", "did you mean `retention`?");
+    let unheard = Setup::before(UPSTREAM).config("[unheard]\nof = 1\n").expect_refusal();
+    unheard.assert_error(2, "ibid.toml:1: `unheard` is not a key", "ignored", "lists every key");
 }

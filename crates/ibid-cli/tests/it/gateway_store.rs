@@ -1,4 +1,4 @@
-//! The store fails: before a request nothing is delivered, after it the answer is not lost.
+//! Failures of the store: before a request, nothing is delivered; after it, the response is not lost.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,10 +16,10 @@ fn pay(key: &str) -> TestRequest {
     TestRequest::post("/payments").key(key).body("five")
 }
 
-/// The only right to write to the store, held until dropped. As a stalled disk, a careless backup or a migration would.
+/// The write lock of the store, held until dropped, as a stalled disk, a careless backup or a migration would hold it.
 pub(crate) enum WriteLock {
     File(Connection),
-    /// Held by its transaction, which ends with the connection.
+    /// A table lock that a transaction holds. It ends with the connection.
     Table(tokio_postgres::Client),
 }
 
@@ -37,7 +37,7 @@ impl WriteLock {
         WriteLock::File(connection)
     }
 
-    /// When the lease of the only record ends, in microseconds.
+    /// Returns the end of the only record's lease, in microseconds.
     async fn due_at(&self) -> i64 {
         let due = "select due_at from ibid_record";
         match self {
@@ -55,7 +55,7 @@ impl Drop for WriteLock {
     }
 }
 
-/// Somebody else's connection to the server of a store.
+/// Opens a connection to the store's server that is not the gateway's.
 pub(crate) async fn stranger(url: &str) -> Result<tokio_postgres::Client, tokio_postgres::Error> {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
     tokio::spawn(connection);
@@ -78,7 +78,7 @@ async fn a_response_the_store_missed_is_marked_and_stored_later(on: On) {
     assert_eq!(answer.header("idempotency-stored").as_deref(), Some("false"), "{answer:?}");
     assert_eq!(answer.header("idempotency-expires"), None, "no promise is made: {answer:?}");
     drop(lock);
-    let retry = gateway.settled(&request).await;
+    let retry = gateway.retry_until_settled(&request).await;
     assert_eq!((retry.status, retry.text().as_str(), is_replay(&retry)), (201, "paid", true));
     assert_eq!(retry.header("idempotency-stored"), None);
     assert_eq!(upstream.deliveries_begun(), 1);
@@ -100,7 +100,7 @@ async fn a_finish_delayed_past_its_lease_settles_the_record(on: On) {
     upstream.gate().open();
     let answer = client.read().await.expect("the real answer");
     assert_eq!(answer.header("idempotency-stored").as_deref(), Some("false"), "{answer:?}");
-    // Held until the lease has lapsed as the store itself says, so that the other gateway's sweep may come first.
+    // Hold the lock until the lease has lapsed by the store's clock, so that the other gateway's sweep may come first.
     let due = lock.due_at().await;
     let lapsed = async || {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
@@ -115,7 +115,7 @@ async fn a_finish_delayed_past_its_lease_settles_the_record(on: On) {
     assert_eq!(upstream.deliveries_begun(), 1);
 }
 
-/// As [`settled`], where `outcome-unknown` may stand for a while before the queued finish comes.
+/// Like [`Gateway::retry_until_settled`], but also waits while `outcome-unknown` precedes the queued finish.
 async fn settled_as_replay(gateway: &Gateway, request: &TestRequest) -> TestResponse {
     until_async("the queued finish comes", async || Some(gateway.call(request).await).filter(is_replay)).await
 }
@@ -125,20 +125,20 @@ async fn while_no_key_can_be_reserved_nothing_is_delivered(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).on(on).config("[store]\nbegin_timeout = \"300ms\"\n");
     let gateway = setup.start();
-    assert_eq!(gateway.settled(&pay("before").fixture("body=first")).await.text(), "first");
+    assert_eq!(gateway.retry_until_settled(&pay("before").fixture("body=first")).await.text(), "first");
     let lock = WriteLock::on(&setup).await;
     for n in 0..8 {
         let refused = gateway.call(&pay(&format!("locked-{n}"))).await;
         assert_problem(&refused, 503, "store-unavailable");
         assert!(refused.header("retry-after").is_some(), "{refused:?}");
     }
-    // What is stored needs no write.
+    // A stored response needs no write.
     assert!(is_replay(&gateway.call(&pay("before")).await));
     assert_eq!(upstream.deliveries_begun(), 1);
     drop(lock);
     for n in 0..8 {
         let key = format!("locked-{n}");
-        let answer = gateway.settled(&pay(&key)).await;
+        let answer = gateway.retry_until_settled(&pay(&key)).await;
         assert_eq!((answer.status, is_replay(&answer)), (200, false), "{answer:?}");
         assert!(is_replay(&gateway.call(&pay(&key)).await));
         assert_eq!(upstream.executions(&key), 1);
@@ -153,9 +153,9 @@ async fn the_gateway_recovers_from_a_full_disk() {
         .database_at(&disk.path().join("ibid.db"))
         .config("[store]\nbegin_timeout = \"500ms\"\n");
     let gateway = setup.start();
-    assert_eq!(gateway.settled(&pay("before").fixture("body=first")).await.text(), "first");
+    assert_eq!(gateway.retry_until_settled(&pay("before").fixture("body=first")).await.text(), "first");
     let ballast = disk.fill();
-    // The log has some room left in its last page; beyond it no key can be reserved.
+    // The log has some room left in its last page; after that, no key can be reserved.
     let mut delivered = 1;
     let refused = until_async("the disk is full for the store too", async || {
         let answer = gateway.call(&pay(&format!("room-{delivered}")).fixture("bytes=4000")).await;
@@ -174,7 +174,7 @@ async fn the_gateway_recovers_from_a_full_disk() {
     drop(ballast);
     for n in 0..8 {
         let key = format!("full-{n}");
-        let answer = gateway.settled(&pay(&key)).await;
+        let answer = gateway.retry_until_settled(&pay(&key)).await;
         assert_eq!((answer.status, is_replay(&answer)), (200, false), "{answer:?}");
         assert!(is_replay(&gateway.call(&pay(&key)).await));
         assert_eq!(upstream.executions(&key), 1);
@@ -199,7 +199,7 @@ async fn a_disk_that_fills_up_behind_a_delivery_loses_no_answer() {
     assert_eq!((answer.status, answer.body.len()), (201, 500_000));
     assert_eq!(answer.header("idempotency-stored").as_deref(), Some("false"), "{:?}", answer.headers);
     drop(ballast);
-    let retry = gateway.settled(&request).await;
+    let retry = gateway.retry_until_settled(&request).await;
     assert_eq!((retry.status, is_replay(&retry)), (201, true), "{:?}", retry.headers);
     assert!(retry.body == answer.body);
     assert_eq!(upstream.deliveries_begun(), 1);
@@ -208,7 +208,7 @@ async fn a_disk_that_fills_up_behind_a_delivery_loses_no_answer() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_busy_gateways_on_one_file_let_each_other_write() {
     let upstream = Upstream::start().await;
-    // How long one waits is counted in answers that others got meanwhile.
+    // The test measures the wait of one request in responses that others got meanwhile.
     let setup = Setup::before(&upstream.url());
     let gateways = [setup.start(), setup.start()];
     let answers = Arc::new(AtomicUsize::new(0));
@@ -228,7 +228,7 @@ async fn two_busy_gateways_on_one_file_let_each_other_write() {
         });
     }
     let overtaken = clients.join_all().await.into_iter().max().expect("32 clients");
-    assert!(overtaken < 32 * 60 / 4, "somebody waited while {overtaken} others were answered");
+    assert!(overtaken < 32 * 60 / 4, "a client waited while {overtaken} others got their responses");
     assert_eq!((upstream.total(), upstream.tally().repeated().len()), (32 * 60, 0));
 }
 

@@ -1,4 +1,5 @@
-//! Whose keys they are: a header is believed from trusted hops only, a credential by its bytes, and neither is shown.
+//! The tenant of a key: a header counts only from trusted hops, a credential counts by its bytes, and neither is
+//! logged.
 
 use ibid_testkit::client::TestRequest;
 use ibid_testkit::upstream::Upstream;
@@ -39,14 +40,18 @@ async fn a_tenant_header_from_an_untrusted_hop_is_dropped() {
     assert_problem(&gateway.call(&pay("k").header("X-Tenant-Id", "ann")).await, 401, "tenant-missing");
     assert_eq!(upstream.total(), 0);
     let line = "`x-tenant-id` came from 127.0.0.1, which is not in `tenant.trusted`";
-    gateway.until_said(line).await;
+    gateway.wait_for_log(line).await;
     let unguarded =
         TestRequest::get("/").header("X-Tenant-Id", "ann").header("x_tenant_id", "ann").header("X-Else", "1");
     assert_eq!(gateway.call(&unguarded).await.status, 200);
-    let seen = upstream.requests().remove(0);
-    assert_eq!((seen.header("x-tenant-id"), seen.header("x_tenant_id")), (None, None), "{seen:?}");
-    assert_eq!(seen.header("x-else").as_deref(), Some("1"));
-    assert_eq!(gateway.said().matches(line).count(), 1, "once a minute for each address");
+    let delivered = upstream.requests().remove(0);
+    assert_eq!(
+        (delivered.header("x-tenant-id"), delivered.header("x_tenant_id")),
+        (None, None),
+        "{delivered:?}"
+    );
+    assert_eq!(delivered.header("x-else").as_deref(), Some("1"));
+    assert_eq!(gateway.log().matches(line).count(), 1, "once a minute for each address");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -62,12 +67,12 @@ async fn only_a_static_credential_is_a_tenant() {
     assert_problem(&gateway.call(&pay("shared")).await, 401, "tenant-missing");
     let jwt = "Bearer eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln";
     assert_problem(&gateway.call(&of(jwt)).await, 401, "tenant-missing");
-    gateway.until_said("the credential is a JWT").await;
-    assert!(!gateway.said().contains("eyJ") && !gateway.said().contains("sk_live"), "{}", gateway.said());
+    gateway.wait_for_log("the credential is a JWT").await;
+    assert!(!gateway.log().contains("eyJ") && !gateway.log().contains("sk_live"), "{}", gateway.log());
     assert_eq!(upstream.total(), 3);
 }
 
-/// What must never stand in a log.
+/// Texts that must never be in a log.
 const CANARIES: [&str; 5] =
     ["canary-key", "canary-credential", "canary-body", "canary-answer", "canary-cookie"];
 
@@ -130,12 +135,12 @@ async fn logs_hold_no_key_no_credential_and_no_body_at_any_level() {
             client.read_some(4096).await;
             gateway.signal("TERM");
             let mut gateway = gateway;
-            assert!(gateway.ended().await.success());
-            let said = gateway.said();
-            assert!(said.contains("key misuse"), "the log is not empty: {said}");
+            assert!(gateway.wait_for_exit().await.success());
+            let log = gateway.log();
+            assert!(log.contains("key misuse"), "the log is not empty: {log}");
             for canary in CANARIES {
-                let found = said.lines().find(|line| line.contains(canary));
-                assert_eq!(found, None, "{canary} at {level}, HTTP/2 upstream: {http2}");
+                let leak = log.lines().find(|line| line.contains(canary));
+                assert_eq!(leak, None, "{canary} at {level}, HTTP/2 upstream: {http2}");
             }
         }
     }

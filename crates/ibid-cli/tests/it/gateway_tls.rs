@@ -1,4 +1,4 @@
-//! A gateway before an `https` upstream, as an operator runs it: files of PEM, the log, and `ibid doctor`.
+//! A gateway before an `https` upstream, as an operator runs it: PEM files, the log, and `ibid doctor`.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -13,7 +13,7 @@ fn pay(key: &str) -> TestRequest {
     TestRequest::post("/payments").key(key).body("{\"amount\": 5}").fixture("status=201;body=paid")
 }
 
-/// Writes a file into the gateway's folder, which is where it runs.
+/// Writes a file into the gateway's folder, which is its working directory.
 fn file(setup: &Setup, name: &str, text: &str) -> PathBuf {
     let path = setup.folder().join(name);
     std::fs::write(&path, text).expect("a file");
@@ -60,7 +60,7 @@ async fn an_https_upstream_is_asked_over_https() {
     })
     .await;
     assert_eq!((known.text().as_str(), is_replay(&known)), ("paid", true), "{known:?}");
-    let asked: Vec<_> = upstream.requests().into_iter().filter(|seen| seen.method == "GET").collect();
+    let asked: Vec<_> = upstream.requests().into_iter().filter(|request| request.method == "GET").collect();
     assert_eq!((asked.len(), asked[0].target.as_str()), (1, "/payments/by-key/k"));
     assert_eq!(upstream.executions("k"), 1);
 }
@@ -73,11 +73,11 @@ async fn an_untrusted_certificate_leaves_the_key_free() {
     let setup = trusting(Setup::before(&front.url()), &Authority::new());
     let gateway = setup.start();
     assert_problem(&gateway.call(&pay("k")).await, 503, "upstream-unavailable");
-    gateway.until_said("not signed by an authority that the gateway trusts").await;
-    gateway.until_said("as `ca` in `[upstream_tls]`").await;
+    gateway.wait_for_log("not signed by an authority that the gateway trusts").await;
+    gateway.wait_for_log("as `ca` in `[upstream_tls]`").await;
     drop(gateway);
     assert_eq!(upstream.deliveries_begun(), 0);
-    // The same key, once the operator has mended it.
+    // The same key works once the operator has fixed the configuration.
     let answer = trusting(setup, &authority).start().call(&pay("k")).await;
     assert_eq!((answer.status, is_replay(&answer), upstream.executions("k")), (201, false, 1), "{answer:?}");
 }
@@ -85,9 +85,9 @@ async fn an_untrusted_certificate_leaves_the_key_free() {
 #[test]
 fn a_wrong_upstream_tls_is_an_error_at_start_with_its_line() {
     let setup = Setup::before("https://127.0.0.1:1").config("[upstream_tls]\nca = \"missing.pem\"\n");
-    let refused = setup.refused();
+    let refused = setup.expect_refusal();
     assert_eq!(refused.code, 2, "{refused:?}");
-    assert!(refused.said.contains(":2: `ca` names `missing.pem`, which can't be read"), "{refused:?}");
+    assert!(refused.output.contains(":2: `ca` names `missing.pem`, which can't be read"), "{refused:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -125,22 +125,24 @@ async fn doctor_looks_at_the_upstream() {
     let bad = doctor(&front.url(), ca);
     assert_eq!(bad.status.code(), Some(1), "{bad:?}");
     assert!(line(&bad, "upstream TLS").contains("expired on 2021-01-01"), "{bad:?}");
-    let said = String::from_utf8_lossy(&bad.stderr);
-    assert!(said.contains("  cause: its certificate expired") && said.contains("hint: renew"), "{said}");
-    // `PRI` is how HTTP/2 begins, to a fixture that speaks HTTP/1.1 only.
-    let methods: Vec<_> = upstream.requests().into_iter().map(|seen| seen.method).collect();
+    let stderr = String::from_utf8_lossy(&bad.stderr);
+    assert!(
+        stderr.contains("  cause: its certificate expired") && stderr.contains("hint: renew"),
+        "{stderr}"
+    );
+    // `PRI` is the beginning of HTTP/2, sent to a fixture that speaks HTTP/1.1 only.
+    let methods: Vec<_> = upstream.requests().into_iter().map(|request| request.method).collect();
     assert!(methods.iter().all(|method| ["HEAD", "PRI"].contains(&method.as_str())), "{methods:?}");
 }
 
-/// The line of one check in the table.
+/// Returns the line of one check in the table.
 fn line(output: &Output, check: &str) -> String {
     let table = String::from_utf8_lossy(&output.stdout);
-    let found =
-        table.lines().find(|line| line.strip_prefix(check).is_some_and(|rest| rest.starts_with("  ")));
-    found.unwrap_or_else(|| panic!("no line `{check}` in {output:?}")).to_owned()
+    let row = table.lines().find(|line| line.strip_prefix(check).is_some_and(|rest| rest.starts_with("  ")));
+    row.unwrap_or_else(|| panic!("no line `{check}` in {output:?}")).to_owned()
 }
 
-/// A real nginx that ends TLS, demands client certificates and speaks HTTP/2.
+/// A real nginx that terminates TLS, demands client certificates and speaks HTTP/2.
 struct Nginx {
     child: Child,
     url: String,
@@ -151,7 +153,7 @@ impl Nginx {
         let identity = authority.certificate(&["127.0.0.1"]);
         file(setup, "server.pem", &identity.certificate_pem);
         file(setup, "server.key", &identity.key_pem);
-        // The port is free once this is dropped, and nginx is the next to ask for it.
+        // The port is free once this is dropped, and nginx takes it next.
         let addr = ReservedPort::port().addr();
         let behind = upstream.addr();
         let config = format!(
@@ -179,7 +181,7 @@ impl Nginx {
 
 impl Drop for Nginx {
     fn drop(&mut self) {
-        // The master ends its workers on SIGTERM only.
+        // The nginx master ends its workers only on SIGTERM.
         let _ = Command::new("kill").arg(self.child.id().to_string()).status();
         let _ = self.child.wait();
     }

@@ -1,4 +1,5 @@
-//! W3C trace context through the gateway: continued where it can be read, begun anew where it can't, kept with the record.
+//! W3C trace context through the gateway: continued if it can be read, started new if it cannot, and stored with the
+//! record.
 
 use std::path::Path;
 
@@ -37,10 +38,10 @@ async fn every_published_traceparent_vector_is_handled() {
             .collect();
         let request = lines.iter().fold(pay(&key), |request, (name, value)| request.header(name, value));
         assert_eq!(gateway.call(&request).await.status, 200, "{case}");
-        let seen = upstream.requests().pop().expect("it was delivered");
-        let sent = seen.header_lines("traceparent");
+        let delivered = upstream.requests().pop().expect("it was delivered");
+        let sent = delivered.header_lines("traceparent");
         let named = lines.iter().any(|(name, _)| name.eq_ignore_ascii_case("traceparent"));
-        // Who sent no field of that name gets none: the upstream begins its own.
+        // If the client sent no such field, the gateway adds none: the upstream starts its own trace.
         assert_eq!(sent.len(), usize::from(named), "{case}: {sent:?}");
         let Some(sent) = sent.first() else { continue };
         let parts: Vec<&str> = sent.split('-').collect();
@@ -53,7 +54,7 @@ async fn every_published_traceparent_vector_is_handled() {
             }
             other => panic!("{other:?}"),
         }
-        assert!(!lines[0].1.contains(parts[2]), "a span id of its own: {case}: {sent}");
+        assert!(!lines[0].1.contains(parts[2]), "a new span id: {case}: {sent}");
     }
 }
 
@@ -65,8 +66,8 @@ async fn a_retry_keeps_the_trace_of_the_first_execution() {
     let request =
         pay("k").header("Traceparent", PARENT).header("Tracestate", "a=1").header("Tracestate", "b=2");
     assert_eq!(gateway.call(&request).await.status, 200);
-    let seen = upstream.requests().pop().expect("it was delivered");
-    assert_eq!(seen.header_lines("tracestate"), ["a=1,b=2"]);
+    let delivered = upstream.requests().pop().expect("it was delivered");
+    assert_eq!(delivered.header_lines("tracestate"), ["a=1,b=2"]);
     let retry = pay("k").header("Traceparent", PARENT.replace("4bf9", "aaaa"));
     assert!(is_replay(&gateway.call(&retry).await));
     let shown = setup.ibid(&["keys", "list", "--json", "--store", &setup.store()]);
@@ -76,15 +77,15 @@ async fn a_retry_keeps_the_trace_of_the_first_execution() {
 }
 
 #[tokio::test]
-async fn what_is_not_guarded_keeps_its_trace_fields_to_the_letter() {
+async fn unguarded_requests_keep_their_trace_fields_unchanged() {
     let upstream = Upstream::start().await;
     let gateway = Setup::before(&upstream.url()).start();
     for value in [PARENT, "not-a-traceparent"] {
         gateway
             .call(&TestRequest::get("/rides").header("traceparent", value).header("tracestate", "A=B,,"))
             .await;
-        let seen = upstream.requests().pop().expect("it was delivered");
-        assert_eq!(seen.header_lines("traceparent"), [value]);
-        assert_eq!(seen.header_lines("tracestate"), ["A=B,,"]);
+        let delivered = upstream.requests().pop().expect("it was delivered");
+        assert_eq!(delivered.header_lines("traceparent"), [value]);
+        assert_eq!(delivered.header_lines("tracestate"), ["A=B,,"]);
     }
 }

@@ -1,4 +1,5 @@
-//! The upstream fails: what proves nothing is never sent again, what proves that nothing happened leaves the key free.
+//! Failures of the upstream: a failure that proves nothing is never sent again, and one that proves that nothing was
+//! executed releases the key.
 
 use futures_util::future::join_all;
 use ibid_testkit::client::TestRequest;
@@ -13,7 +14,7 @@ fn pay(key: &str, fixture: &str) -> TestRequest {
     TestRequest::post("/payments").key(key).body("five").fixture(fixture)
 }
 
-/// What every retry of an unknown record gets: 409, and a date to come again while a late answer may settle it.
+/// Asserts that every retry of an unknown record gets 409, with `Retry-After` while a late response may settle it.
 async fn stays_unknown(gateway: &Gateway, request: &TestRequest) {
     for _ in 0..3 {
         let retry = gateway.call(request).await;
@@ -38,14 +39,14 @@ async fn a_response_lost_after_sending_leaves_the_outcome_unknown(on: On) {
     gateway.kill();
     let gateway = setup.start();
     for fault in faults {
-        // Whatever the upstream would say by now.
+        // The retry stays unknown, whatever the upstream would respond with now.
         stays_unknown(&gateway, &pay(fault, "status=201")).await;
     }
     assert_eq!(upstream.deliveries_begun(), faults.len());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_server_error_is_passed_on_and_then_unknown_for_ever() {
+async fn a_server_error_is_forwarded_and_then_stays_unknown() {
     let upstream = Upstream::start().await;
     let gateway = Setup::before(&upstream.url()).start();
     for status in [408, 500, 502, 503, 504, 507] {
@@ -56,7 +57,7 @@ async fn a_server_error_is_passed_on_and_then_unknown_for_ever() {
         stays_unknown(&gateway, &request).await;
         assert_eq!(upstream.executions(&format!("s{status}")), 1);
     }
-    // An error that is cut off is no answer at all.
+    // An error response that is cut off is no response at all.
     let cut = pay("cut503", "status=503;cut=body");
     assert_problem(&gateway.call(&cut).await, 502, "outcome-unknown");
     stays_unknown(&gateway, &cut).await;
@@ -66,7 +67,7 @@ async fn a_server_error_is_passed_on_and_then_unknown_for_ever() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn forty_waiters_on_an_unknown_outcome_cause_no_delivery() {
     let upstream = Upstream::start().await;
-    // Nobody's wait is over before the outcome is there.
+    // The wait is longer than the test, so that no waiter gives up before the outcome is known.
     let gateway = Setup::before(&upstream.url()).config("[defaults]\nwait = \"25s\"\n").start();
     for fault in ["gate;cut=read;rst", "gate;status=500"] {
         let request = pay(fault, fault);
@@ -81,9 +82,9 @@ async fn forty_waiters_on_an_unknown_outcome_cause_no_delivery() {
         let answers =
             join_all(clients.iter_mut().map(async |client| client.read().await.expect("an answer"))).await;
         let first = answers.iter().filter(|answer| answer.status >= 500).count();
-        let told = answers.iter().filter(|answer| crate::harness::problem(answer) == "outcome-unknown");
-        assert_eq!(first, 1, "one is told what happened: {answers:?}");
-        assert!(told.count() >= 40, "the others that nobody knows: {answers:?}");
+        let unknown = answers.iter().filter(|answer| crate::harness::problem(answer) == "outcome-unknown");
+        assert_eq!(first, 1, "one client gets the upstream's failure: {answers:?}");
+        assert!(unknown.count() >= 40, "the others get an unknown outcome: {answers:?}");
         stays_unknown(&gateway, &request).await;
         assert_eq!(upstream.executions(fault), 1);
     }
@@ -104,7 +105,7 @@ async fn forty_waiters_on_a_key_that_turns_free_do_not_run_it_in_turn() {
         client.send(&request).await;
         clients.push(client);
     }
-    until_async("all forty were told to wait", async || {
+    until_async("all forty wait", async || {
         (gateway.metric("ibid_begin_seconds_count", "").await >= 41.0).then_some(())
     })
     .await;
@@ -144,12 +145,12 @@ async fn a_time_out_without_a_late_answer_stays_unknown() {
     let request = pay("never", "gate;status=201");
     let first = gateway.call(&request).await;
     assert_problem(&first, 504, "outcome-unknown");
-    // Nobody reads on, so the connection is closed.
+    // The gateway stops reading, so it closes the connection.
     let closed = async || (connections_to(upstream.addr()) == 0).then_some(());
     until_async("the connection to the upstream is closed", closed).await;
     upstream.gate().open();
     upstream.until(|tally| tally.held == 0).await;
-    // No late answer can settle it any more, and the first response says so as well.
+    // No late response can settle it any more, and the first response says so, too.
     let retry = gateway.call(&request).await;
     assert_problem(&retry, 409, "outcome-unknown");
     for response in [first, retry] {
@@ -191,7 +192,7 @@ async fn a_status_on_the_release_list_releases_the_key() {
         assert_eq!((third.status, is_replay(&third)), (201, true), "{fixture}");
         assert_eq!(upstream.executions(fixture), 2);
     }
-    // A 409 without a date to come again is an answer like others.
+    // A 409 without `Retry-After` is a final response like others.
     assert_eq!(gateway.call(&pay("final", "status=409")).await.text(), "done");
     assert!(is_replay(&gateway.call(&pay("final", "status=201")).await));
 }
@@ -203,7 +204,8 @@ async fn silently_closed_idle_connections_cause_no_double_send() {
     for n in 0..50 {
         let answer = gateway.call(&pay(&format!("idle-{n}"), "cut=after;status=201")).await;
         assert_eq!((answer.status, is_replay(&answer)), (201, false));
-        // The gateway has found out, or else the next request meets a connection that is just going away.
+        // Wait until the gateway has noticed the close: otherwise the next request meets a connection that is about to
+        // close.
         upstream.until(|tally| tally.closed > n).await;
     }
     let tally = upstream.tally();
@@ -220,10 +222,10 @@ async fn an_outcome_that_becomes_unknown_is_logged_and_counted() {
     let gateway = Setup::before(&upstream.url()).config(route).start();
     assert_eq!(gateway.call(&pay("k1", "status=503")).await.status, 503);
     assert_problem(&gateway.call(&pay("k2", "cut=read")).await, 502, "outcome-unknown");
-    gateway.until_said("cause=reset").await;
-    let said = gateway.said();
-    let lines: Vec<_> = said.lines().filter(|line| line.contains("an outcome is unknown")).collect();
-    assert_eq!(lines.len(), 2, "{said}");
+    gateway.wait_for_log("cause=reset").await;
+    let log = gateway.log();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("an outcome is unknown")).collect();
+    assert_eq!(lines.len(), 2, "{log}");
     for (line, cause) in lines.iter().zip(["cause=status_503", "cause=reset"]) {
         assert!(line.contains("WARN") && line.contains(cause) && line.contains("method=POST"), "{line}");
         assert!(line.contains("record=") && line.contains("route=/payments"), "{line}");
@@ -239,7 +241,7 @@ async fn no_connection_is_used_again_after_a_server_error() {
     let upstream = Upstream::start().await;
     let gateway = Setup::before(&upstream.url()).start();
     for n in 0..10 {
-        // uvicorn's way: the error, and then a close that nobody announced.
+        // Like uvicorn: send the error, then close without announcing it.
         let failed = gateway.call(&pay(&format!("fails-{n}"), "cut=next;status=500")).await;
         assert_eq!(failed.status, 500);
         let innocent = gateway.call(&pay(&format!("innocent-{n}"), "status=201")).await;
@@ -257,7 +259,7 @@ async fn a_dying_pooled_connection_never_sends_a_request_twice() {
         let request = pay(&format!("dying-{n}"), "cut=next;status=201");
         match gateway.call(&request).await.status {
             201 => fine += 1,
-            // Some byte may have been read: nobody knows, and nobody tries.
+            // The upstream may have read some bytes, so the outcome is unknown and the gateway does not try again.
             502 => uncertain += 1,
             503 => {
                 let retry = gateway.call(&request).await;

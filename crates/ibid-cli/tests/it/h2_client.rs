@@ -1,4 +1,4 @@
-//! An HTTP/2 client with prior knowledge: one connection, as many streams as asked for.
+//! An HTTP/2 client with prior knowledge: one connection with many streams.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use http::{Request, StatusCode};
 use ibid_testkit::client::{Fields, TestResponse};
 use tokio::net::TcpStream;
 
-/// One connection.
+/// One HTTP/2 connection with prior knowledge.
 pub(crate) struct H2Client {
     sender: SendRequest<Bytes>,
     addr: SocketAddr,
@@ -20,7 +20,7 @@ impl H2Client {
         H2Client::connect_with_window(addr, WINDOW).await
     }
 
-    /// A connection that gives each stream this window, which is never given back.
+    /// Opens a connection that gives each stream this window and never enlarges it.
     pub(crate) async fn connect_with_window(addr: SocketAddr, window: u32) -> H2Client {
         let stream = TcpStream::connect(addr).await.expect("the gateway accepts");
         stream.set_nodelay(true).expect("nodelay on a fresh socket");
@@ -31,7 +31,7 @@ impl H2Client {
         H2Client { sender, addr }
     }
 
-    /// Opens a stream with a request whose body is not over.
+    /// Opens a stream with a request whose body does not end.
     pub(crate) async fn open(
         &self,
         method: &str,
@@ -47,7 +47,7 @@ impl H2Client {
         sender.send_request(request, false).expect("the request is sent")
     }
 
-    /// Sends a POST on a stream of its own; what it returns waits for the answer.
+    /// Sends a POST on a new stream and returns a future of the response.
     pub(crate) async fn post(
         &self,
         path: &str,
@@ -57,7 +57,7 @@ impl H2Client {
         self.send("POST", path, lines, body).await
     }
 
-    /// Sends a request of any method likewise.
+    /// Sends a request with any method on a new stream and returns a future of the response.
     pub(crate) async fn send(
         &self,
         method: &str,
@@ -98,5 +98,5 @@ fn fields(headers: &http::HeaderMap) -> Fields {
     headers.iter().map(|(n, v)| (n.as_str().as_bytes().to_vec(), v.as_bytes().to_vec())).collect()
 }
 
-/// What HTTP/2 gives a stream that says nothing.
+/// Default window of a stream in HTTP/2.
 const WINDOW: u32 = 65_535;

@@ -1,7 +1,7 @@
-//! The real binary as a child process, on ports of its own and in a folder of its own, and ways to look at it.
+//! Runs the real binary as a child process, on free ports and in a temporary folder, and observes it from outside.
 //!
-//! It knows processes, signals and sockets, nothing of the gateway's insides. What a test waits for is always bounded,
-//! and a wait that fails shows what the gateway said.
+//! It knows processes, signals and sockets, and nothing of the gateway's internals. Every wait is bounded, and a wait
+//! that fails shows the gateway's log.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read};
@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 use ibid_testkit::client::{Client, TestRequest, TestResponse};
 use ibid_testkit::postgres::Postgres;
 
-/// Which kind of store a test runs on.
+/// The kind of store that a test runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum On {
     Sqlite,
     Postgres,
 }
 
-/// Makes a test on every kind of store of an `async fn(On)`.
+/// Makes one test per kind of store from an `async fn(On)`.
 macro_rules! on_every_store {
     ($name:ident) => {
         mod $name {
@@ -39,7 +39,7 @@ macro_rules! on_every_store {
 }
 pub(crate) use on_every_store;
 
-/// How a gateway is to be started. Starting it twice gives two gateways on one store.
+/// The command line and configuration of a gateway. Starting it twice gives two gateways on one store.
 #[derive(Clone)]
 pub(crate) struct Setup {
     folder: Arc<tempfile::TempDir>,
@@ -47,17 +47,17 @@ pub(crate) struct Setup {
     tenant: String,
     config: String,
     database: PathBuf,
-    /// A server instead of the database, and where its store is.
+    /// A PostgreSQL server and the URL of the store on it, instead of the SQLite file.
     server: Option<Arc<Postgres>>,
     url: Option<String>,
     variables: Vec<(String, String)>,
     flags: Vec<String>,
-    /// Its limit of open files, if it has one of its own.
+    /// Limit of open files, if the test sets one.
     files: Option<u32>,
 }
 
 impl Setup {
-    /// Before this upstream, for one tenant, with a database of its own.
+    /// Sets up a gateway before this upstream, for one tenant, with a new SQLite file.
     pub(crate) fn before(upstream: &str) -> Setup {
         let folder = tempfile::tempdir().expect("a folder can be made");
         Setup {
@@ -74,12 +74,12 @@ impl Setup {
         }
     }
 
-    /// On another kind of store: a new database on the server that all tests share.
+    /// Uses another kind of store: a new database on the server that all tests share.
     pub(crate) fn on(self, on: On) -> Setup {
         self.on_server((on == On::Postgres).then(Postgres::shared))
     }
 
-    /// On another kind of store, with no other test's transactions beside it.
+    /// Uses another kind of store, on a server without the transactions of other tests.
     pub(crate) fn alone_on(self, on: On) -> Setup {
         self.on_server((on == On::Postgres).then(Postgres::start))
     }
@@ -90,69 +90,69 @@ impl Setup {
         self
     }
 
-    /// On a store by its URL.
+    /// Uses the store with this URL.
     pub(crate) fn store_at(mut self, url: &str) -> Setup {
         self.url = Some(url.to_owned());
         self
     }
 
-    /// The server that the store is on, if it is on one.
+    /// Returns the PostgreSQL server of the store, if it has one.
     pub(crate) fn server(&self) -> Option<&Postgres> {
         self.server.as_deref()
     }
 
-    /// The text of `ibid.toml`.
+    /// Sets the text of `ibid.toml`.
     pub(crate) fn config(mut self, text: &str) -> Setup {
         self.config = text.to_owned();
         self
     }
 
-    /// Another `--tenant`.
+    /// Sets the value of `--tenant`.
     pub(crate) fn tenant(mut self, how: &str) -> Setup {
         self.tenant = how.to_owned();
         self
     }
 
-    /// Another place for the database.
+    /// Sets the path of the SQLite file.
     pub(crate) fn database_at(mut self, path: &Path) -> Setup {
         self.database = path.to_owned();
         self
     }
 
-    /// A variable of its environment.
+    /// Sets an environment variable.
     pub(crate) fn variable(mut self, name: &str, value: &str) -> Setup {
         self.variables.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// One more word of its command line; a later `--listen` wins over an earlier one.
+    /// Adds one argument to the command line; a later `--listen` overrides an earlier one.
     pub(crate) fn flag(mut self, word: &str) -> Setup {
         self.flags.push(word.to_owned());
         self
     }
 
-    /// With this limit of open files, soft and hard.
+    /// Limits the number of open files, soft and hard.
     pub(crate) fn files(mut self, limit: u32) -> Setup {
         self.files = Some(limit);
         self
     }
 
-    /// Where the database is.
+    /// Returns the path of the SQLite file.
     pub(crate) fn database(&self) -> &Path {
         &self.database
     }
 
-    /// `sqlite:PATH`, or where the server is.
+    /// Returns the URL of the store: `sqlite:PATH` or that of the server.
     pub(crate) fn store(&self) -> String {
         self.url.clone().unwrap_or_else(|| format!("sqlite:{}", self.database.display()))
     }
 
-    /// Its folder, gone with the last clone.
+    /// Returns the folder, which is deleted with the last clone.
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Starts it and waits until it says where it listens.
+    /// Starts the gateway and waits until it prints its addresses.
     pub(crate) fn start(&self) -> Gateway {
         let mut child = self.command().stdin(Stdio::null()).spawn().expect("the binary starts");
         let log = Log::follow(&mut child);
@@ -162,17 +162,17 @@ impl Setup {
             }
             log.addresses()
         };
-        let said = until("the gateway listens", look, || log.text());
-        let kept = (Arc::clone(&self.folder), self.server.clone());
-        Gateway { child, public: said.0, admin: said.1, log, _kept: kept }
+        let addresses = until("the gateway listens", look, || log.text());
+        let resources = (Arc::clone(&self.folder), self.server.clone());
+        Gateway { child, public: addresses.0, admin: addresses.1, log, _resources: resources }
     }
 
-    /// Starts it where it must refuse to, and waits for its end.
-    pub(crate) fn refused(&self) -> Refused {
+    /// Starts a gateway that must refuse to start, and waits for its end.
+    pub(crate) fn expect_refusal(&self) -> StartRefusal {
         let mut child = self.command().stdin(Stdio::null()).spawn().expect("the binary starts");
         let log = Log::follow(&mut child);
         let status = wait_for_end(&mut child, &log);
-        Refused { code: status.code().unwrap_or(-1), said: log.text_to_the_end() }
+        StartRefusal { code: status.code().unwrap_or(-1), output: log.text_to_the_end() }
     }
 
     /// Runs another command of the binary in the folder, such as `keys list`.
@@ -180,15 +180,15 @@ impl Setup {
         bare(self.folder()).args(words).output().expect("the binary starts")
     }
 
-    /// Starts another command of the binary and leaves it running; what it prints can be read once it has ended.
+    /// Starts another command of the binary without waiting for it. Its output can be read once it has ended.
     pub(crate) fn spawn(&self, words: &[&str]) -> Child {
         let mut command = bare(self.folder());
         command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().expect("the binary starts")
     }
 
-    /// What `ibid.toml` says. A test that says nothing about how long a begin may take is not about time, and nobody in
-    /// it is refused because the machine is slow.
+    /// Returns the text of `ibid.toml`, with a long `begin_timeout` if the test sets none: such a test is not about
+    /// time, and must not fail because the machine is slow.
     fn patient_config(&self) -> String {
         if self.config.contains("begin_timeout") {
             return self.config.clone();
@@ -196,7 +196,7 @@ impl Setup {
         let section = format!("[store]\nbegin_timeout = \"{}s\"\n", BEGIN_PATIENCE.as_secs());
         match self.config.contains("[store]\n") {
             true => self.config.replacen("[store]\n", &section, 1),
-            // At the end, so that each line keeps its number.
+            // Append it, so that the lines before it keep their numbers.
             false => format!("{}\n{section}", self.config),
         }
     }
@@ -228,12 +228,12 @@ impl Setup {
     }
 }
 
-/// The binary with no `IBID_…` variable of ours.
+/// Returns a command for the binary, without the `IBID_…` variables of the test's own environment.
 pub(crate) fn bare(folder: &Path) -> Command {
     without_variables(Command::new(env!("CARGO_BIN_EXE_ibid")), folder)
 }
 
-/// The same, with a limit of open files that the shell sets before it becomes the binary.
+/// Like [`bare`], but with a limit of open files, which a shell sets before it becomes the binary.
 fn bare_with_files(folder: &Path, limit: u32) -> Command {
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("ulimit -n {limit} && exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_ibid")]);
@@ -250,18 +250,18 @@ fn without_variables(mut command: Command, folder: &Path) -> Command {
     command
 }
 
-/// A gateway that would not start.
+/// Result of a gateway that refused to start.
 #[derive(Debug)]
-pub(crate) struct Refused {
+pub(crate) struct StartRefusal {
     pub(crate) code: i32,
-    pub(crate) said: String,
+    pub(crate) output: String,
 }
 
-impl Refused {
-    /// Panics unless it ended with this code and said `error:`, `cause:`, a blank line and `hint:` in this order, with
-    /// these words in them.
-    pub(crate) fn says(&self, code: i32, error: &str, cause: &str, hint: &str) {
-        let lines: Vec<&str> = self.said.lines().collect();
+impl StartRefusal {
+    /// Panics unless the gateway exited with this code and printed `error:`, `cause:`, a blank line and `hint:` in
+    /// this order, with these words in them.
+    pub(crate) fn assert_error(&self, code: i32, error: &str, cause: &str, hint: &str) {
+        let lines: Vec<&str> = self.output.lines().collect();
         let at = lines.iter().position(|line| line.starts_with("error: "));
         let at = at.unwrap_or_else(|| panic!("no `error:` in {self:?}"));
         let rest = &lines[at..];
@@ -283,36 +283,36 @@ pub(crate) struct Gateway {
     public: SocketAddr,
     admin: SocketAddr,
     log: Log,
-    /// What it uses, dropped after the process has ended.
-    _kept: (Arc<tempfile::TempDir>, Option<Arc<Postgres>>),
+    /// The gateway's folder and server, dropped after the process has ended.
+    _resources: (Arc<tempfile::TempDir>, Option<Arc<Postgres>>),
 }
 
 impl Gateway {
-    /// Where clients connect.
+    /// Returns the address for clients.
     pub(crate) fn addr(&self) -> SocketAddr {
         self.public
     }
 
-    /// Its process.
+    /// Returns the process id.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// How many file descriptors it has open.
+    /// Returns the number of open file descriptors.
     pub(crate) fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("/proc shows our child").count()
     }
 
-    /// How many of them are sockets. Unlike files, which threads open when they first need them, these are all there
-    /// once it listens.
+    /// Returns the number of open sockets. Threads open files when they first need them, but all sockets are open once
+    /// the gateway listens.
     pub(crate) fn sockets(&self) -> usize {
         let folder = std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("/proc shows our child");
-        // One that is closed while we look has no target any more.
+        // A descriptor that is closed meanwhile has no target any more.
         let targets = folder.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
         targets.filter(|target| target.to_string_lossy().starts_with("socket:")).count()
     }
 
-    /// How many kilobytes of it are in memory.
+    /// Returns the resident memory in kilobytes.
     pub(crate) fn resident_kib(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()));
         let status = status.expect("/proc shows our child");
@@ -320,18 +320,18 @@ impl Gateway {
         line.trim().trim_end_matches(" kB").parse().expect("a number of kilobytes")
     }
 
-    /// A connection to it.
+    /// Opens a connection to the gateway.
     pub(crate) async fn client(&self) -> Client {
         Client::connect(self.public).await
     }
 
-    /// One request over a connection of its own.
+    /// Sends one request on a new connection.
     pub(crate) async fn call(&self, request: &TestRequest) -> TestResponse {
         self.client().await.call(request).await
     }
 
-    /// Retries until the record is settled; in between only answers that promise nothing are allowed.
-    pub(crate) async fn settled(&self, request: &TestRequest) -> TestResponse {
+    /// Retries until the record is settled. In between, the responses may only be refusals that promise nothing.
+    pub(crate) async fn retry_until_settled(&self, request: &TestRequest) -> TestResponse {
         until_async("the record is settled", async || {
             let answer = self.call(request).await;
             let open = ["store-unavailable", "request-in-progress", "outcome-unknown"];
@@ -340,28 +340,28 @@ impl Gateway {
         .await
     }
 
-    /// All it said so far.
-    pub(crate) fn said(&self) -> String {
+    /// Returns the log so far.
+    pub(crate) fn log(&self) -> String {
         self.log.text()
     }
 
-    /// Waits until it has said this.
-    pub(crate) async fn until_said(&self, words: &str) {
-        let heard = async || self.said().contains(words).then_some(());
-        until_async(&format!("the log says `{words}`"), heard).await;
+    /// Waits until the log contains these words.
+    pub(crate) async fn wait_for_log(&self, words: &str) {
+        let is_logged = async || self.log().contains(words).then_some(());
+        until_async(&format!("the log contains `{words}`"), is_logged).await;
     }
 
-    /// One request to the operator's listener.
+    /// Sends one request to the admin listener.
     pub(crate) async fn admin(&self, request: &TestRequest) -> TestResponse {
         Client::connect(self.admin).await.call(request).await
     }
 
-    /// One page of the operator's listener.
+    /// Gets one page from the admin listener.
     pub(crate) async fn page(&self, path: &str) -> TestResponse {
         Client::connect(self.admin).await.call(&TestRequest::get(path)).await
     }
 
-    /// The sum of a metric over its labels, of those lines that have this text in them.
+    /// Returns the sum of a metric over all of its lines that contain `label`.
     pub(crate) async fn metric(&self, name: &str, label: &str) -> f64 {
         let page = self.page("/metrics").await.text();
         let lines = page.lines().filter(|line| {
@@ -370,7 +370,7 @@ impl Gateway {
         lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
 
-    /// kill -9, and gone when this returns.
+    /// Kills the process with SIGKILL and waits until it is gone.
     pub(crate) fn kill(&mut self) {
         self.child.kill().expect("a child can be killed");
         self.child.wait().expect("a killed child ends");
@@ -382,15 +382,15 @@ impl Gateway {
         assert!(sent.expect("`kill` can be run").success(), "SIG{name} reaches the gateway");
     }
 
-    /// Waits for its end by itself.
-    pub(crate) async fn ended(&mut self) -> ExitStatus {
+    /// Waits until the process ends by itself.
+    pub(crate) async fn wait_for_exit(&mut self) -> ExitStatus {
         let look = async || self.child.try_wait().expect("a child can be asked");
         let status = until_async("the process ends", look).await;
         self.log.text_to_the_end();
         status
     }
 
-    /// Waits until it has no more sockets open than this.
+    /// Waits until at most so many sockets are open.
     pub(crate) async fn until_sockets(&self, at_most: usize) {
         let closed = async || (self.sockets() <= at_most).then_some(());
         until_async(&format!("at most {at_most} sockets are open"), closed).await;
@@ -399,19 +399,19 @@ impl Gateway {
 
 impl Drop for Gateway {
     fn drop(&mut self) {
-        // It may have ended already, and then there is nothing to do.
+        // The process may have ended already; then this does nothing.
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
-            let said = self.said();
-            let lines: Vec<&str> = said.lines().collect();
+            let log = self.log();
+            let lines: Vec<&str> = log.lines().collect();
             let last = &lines[lines.len().saturating_sub(SHOWN_MAX)..];
-            eprintln!("--- the gateway said, of {} lines:\n{}\n---", lines.len(), last.join("\n"));
+            eprintln!("--- last lines of the log, of {} lines:\n{}\n---", lines.len(), last.join("\n"));
         }
     }
 }
 
-/// What a gateway says on stderr, and on stdout if it did, read as it comes.
+/// Output of a gateway on stderr and, if it is piped, on stdout, read as it arrives.
 struct Log {
     text: Arc<Mutex<String>>,
     reading: Mutex<Vec<std::thread::JoinHandle<()>>>,
@@ -440,7 +440,7 @@ impl Log {
         self.text.lock().expect("no one panics with it").clone()
     }
 
-    /// Everything, once the process has ended.
+    /// Returns the whole output. Call it once the process has ended.
     fn text_to_the_end(&self) -> String {
         for reading in self.reading.lock().expect("no one panics with it").drain(..) {
             reading.join().expect("the reader ends with the pipe");
@@ -448,7 +448,7 @@ impl Log {
         self.text()
     }
 
-    /// `ibid: listening on ADDR, admin on ADDR, …`
+    /// Parses the addresses from `ibid: listening on ADDR, admin on ADDR, …`.
     fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
         let text = self.text();
         let line = text.lines().find_map(|line| line.strip_prefix("ibid: listening on "))?;
@@ -464,13 +464,15 @@ fn wait_for_end(child: &mut Child, log: &Log) -> ExitStatus {
     status
 }
 
-/// Looks at another process until it shows what is waited for. There is no signal to wait on across processes, so here
-/// and below a test may nap. It blocks: only for what does not depend on the test's own tasks.
+/// Polls until `look` returns a value. There is no signal to wait on across processes, so here and below a test may
+/// sleep.
+///
+/// It blocks the thread. Use it only for what does not depend on the test's own tasks.
 fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>, context: impl FnOnce() -> String) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        if let Some(seen) = look() {
-            return seen;
+        if let Some(value) = look() {
+            return value;
         }
         if Instant::now() > deadline {
             panic!("waited in vain until {what}; {}", context());
@@ -479,23 +481,23 @@ fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>, context: impl FnOnc
     }
 }
 
-/// As [`until`], while the test's own upstream and clients go on.
+/// Like [`until`], but without blocking the test's own upstream and clients.
 pub(crate) async fn until_async<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        if let Some(seen) = look().await {
-            return seen;
+        if let Some(value) = look().await {
+            return value;
         }
         assert!(Instant::now() <= deadline, "waited in vain until {what}");
         tokio::time::sleep(LOOK_EVERY).await;
     }
 }
 
-/// How many connections to this address are open, as the side sees it that connected.
+/// Returns the number of open connections to this address, counted on the connecting side.
 pub(crate) fn connections_to(addr: SocketAddr) -> usize {
     let table = std::fs::read_to_string("/proc/net/tcp").expect("the system's connections");
     let remote = format!(":{:04X}", addr.port());
-    // `number: local remote state …`, and state 1 is an open connection.
+    // The columns are `number: local remote state …`, and state 1 is an open connection.
     let open = table.lines().filter(|line| {
         let mut words = line.split_whitespace().skip(2);
         words.next().is_some_and(|word| word.ends_with(&remote)) && words.next() == Some("01")
@@ -503,7 +505,7 @@ pub(crate) fn connections_to(addr: SocketAddr) -> usize {
     open.count()
 }
 
-/// The code of a problem: the last part of its type.
+/// Returns the code of a problem: the last part of its type.
 pub(crate) fn problem(response: &TestResponse) -> String {
     if response.header("content-type").as_deref() != Some("application/problem+json") {
         return String::new();
@@ -513,26 +515,26 @@ pub(crate) fn problem(response: &TestResponse) -> String {
     kind.rsplit(['/', ':']).next().unwrap_or_default().to_owned()
 }
 
-/// Panics unless it is this refusal.
+/// Panics unless the response is this refusal.
 #[track_caller]
 pub(crate) fn assert_problem(response: &TestResponse, status: u16, code: &str) {
-    let got = (response.status, problem(response));
-    assert_eq!(got, (status, code.to_owned()), "{response:?}");
+    let actual = (response.status, problem(response));
+    assert_eq!(actual, (status, code.to_owned()), "{response:?}");
 }
 
-/// Whether it is a stored answer.
+/// Returns whether the response is a replay.
 pub(crate) fn is_replay(response: &TestResponse) -> bool {
     response.header("idempotent-replayed").as_deref() == Some("true")
 }
 
-/// Far above what a loaded two-core machine needs: only a real hang meets it.
+/// Longest wait in a test, far above what a loaded two-core machine needs: only a real hang reaches it.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Below [`PATIENCE`], so that a begin which never comes to its end is refused before its client has had enough.
+/// Below [`PATIENCE`], so that the gateway refuses a begin that never ends before the client's wait is over.
 const BEGIN_PATIENCE: Duration = Duration::from_secs(20);
 
-/// Lines of its log that a failed test shows: enough for a story, too few to bury the failure.
+/// Log lines that a failed test shows: enough to follow the events, too few to bury the failure.
 const SHOWN_MAX: usize = 50;
 
-/// How often another process is looked at.
+/// Pause between two looks at another process.
 const LOOK_EVERY: Duration = Duration::from_millis(10);

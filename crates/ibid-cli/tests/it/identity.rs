@@ -1,5 +1,5 @@
-//! `ibid identity` and what a gateway does when the identity of its store is changed, with real processes: one that is
-//! stopped in the middle of a request and goes on after the change must deliver nothing.
+//! `ibid identity`, and gateways while the identity of their store changes, with real processes: a gateway that was
+//! stopped during a request and continues after the change must deliver nothing.
 
 use std::process::Output;
 
@@ -10,7 +10,7 @@ use tokio::task::block_in_place;
 
 use crate::harness::{Gateway, On, Setup, assert_problem, is_replay, on_every_store, until_async};
 
-/// A look at the identity is good for a second, so that a change takes two.
+/// A gateway relies on the identity that it read for one second, so a change takes two.
 const SOON: &str = "[store]\nidentity_valid_for = \"1s\"\n";
 
 fn soon(rest: &str) -> String {
@@ -56,10 +56,10 @@ async fn another_identity_is_refused_with_the_difference() {
             "`POST /pay`: scope `operation` → `tenant`",
         ),
     ] {
-        let refused = block_in_place(|| setup.clone().config(config).refused());
-        refused.says(2, "other identity settings", difference, "ibid identity change");
+        let refused = block_in_place(|| setup.clone().config(config).expect_refusal());
+        refused.assert_error(2, "other identity settings", difference, "ibid identity change");
     }
-    // A route whose records keep their ids is free.
+    // A route whose records keep their ids may change freely.
     let free = setup.config("[[route]]\nmatch = \"POST /pay\"\npreset = \"payments\"\n");
     block_in_place(|| free.start().kill());
 }
@@ -96,40 +96,41 @@ async fn after_a_change_a_retry_is_not_delivered_again(on: On) {
 /// T1 (new) looks up the old id, finds nothing and runs; T2 (old) was stopped just before it reserved the old id.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_stopped_before_its_reservation_delivers_nothing() {
-    let mut world = Stopped::at("begin.before").await;
+    let mut world = StoppedNodes::at("begin.before").await;
     assert_eq!(world.new.call(&pay("k")).await.status, 200);
     assert_problem(&world.go_on().await, 503, "store-unavailable");
     assert!(is_replay(&world.new.call(&pay("k")).await));
     assert_eq!(world.upstream.executions("k"), 1);
 }
 
-/// T2 (old) was stopped just after it reserved the old id: T1 (new) finds that record, and runs it once it is released.
+/// T2 (old) was stopped just after it reserved the old id; T1 (new) finds that record, and runs it once it is
+/// released.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_stopped_after_its_reservation_delivers_nothing() {
-    let mut world = Stopped::at("begin.after").await;
+    let mut world = StoppedNodes::at("begin.after").await;
     assert_problem(&world.new.call(&pay("k")).await, 409, "request-in-progress");
     assert_eq!(world.upstream.executions("k"), 0);
     assert_problem(&world.go_on().await, 503, "store-unavailable");
     assert_eq!(world.upstream.executions("k"), 0);
-    assert_eq!(world.new.settled(&pay("k")).await.status, 200);
+    assert_eq!(world.new.retry_until_settled(&pay("k")).await.status, 200);
     assert_eq!(world.upstream.executions("k"), 1);
 }
 
-/// An old node that was stopped within a request, and a new one that was started after a change.
-struct Stopped {
+/// An old node that was stopped during a request, and a new one that was started after a change.
+struct StoppedNodes {
     upstream: Upstream,
     old: Gateway,
     new: Gateway,
     asked: tokio::task::JoinHandle<TestResponse>,
 }
 
-impl Stopped {
-    async fn at(place: &str) -> Stopped {
+impl StoppedNodes {
+    async fn at(failpoint: &str) -> StoppedNodes {
         let upstream = Upstream::start().await;
         let defaults = "[defaults]\nin_flight = \"conflict\"\n";
         let before = Setup::before(&upstream.url()).config(&soon(defaults));
         let after = before.clone().config(&soon(&format!("{defaults}scope = \"tenant\"\n")));
-        let armed = before.clone().variable("IBID_FAILPOINTS", &format!("{place}=1*return(stop)"));
+        let armed = before.clone().variable("IBID_FAILPOINTS", &format!("{failpoint}=1*return(stop)"));
         let old = block_in_place(|| armed.start());
         let addr = old.addr();
         let asked =
@@ -139,10 +140,10 @@ impl Stopped {
         until_async("the node is stopped", async || is_stopped(&old).then_some(())).await;
         change(&before, &[]);
         let new = block_in_place(|| after.start());
-        Stopped { upstream, old, new, asked }
+        StoppedNodes { upstream, old, new, asked }
     }
 
-    /// The old one goes on, and answers its client.
+    /// Lets the old node continue and respond to its client.
     async fn go_on(&mut self) -> TestResponse {
         self.old.signal("CONT");
         (&mut self.asked).await.expect("no client panics")
@@ -152,7 +153,7 @@ impl Stopped {
 fn is_stopped(gateway: &Gateway) -> bool {
     let stat =
         std::fs::read_to_string(format!("/proc/{}/stat", gateway.pid())).expect("/proc shows our child");
-    // `pid (name) state …`
+    // The format is `pid (name) state …`.
     stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
 }
 
@@ -164,14 +165,14 @@ async fn another_tenant_source_needs_an_empty_store_or_a_word() {
     let mut gateway = block_in_place(|| one.start());
     gateway.call(&pay("k")).await;
     gateway.kill();
-    block_in_place(|| many.refused()).says(
+    block_in_place(|| many.expect_refusal()).assert_error(
         2,
         "other identity settings",
         "the tenant: source `none` → `authorization`",
         "ibid identity change",
     );
     change(&one, &[]);
-    block_in_place(|| many.refused()).says(2, "another tenant source", "`none", "--abandon");
+    block_in_place(|| many.expect_refusal()).assert_error(2, "another tenant source", "`none", "--abandon");
     let abandoned = change(&one, &["--abandon"]);
     assert!(String::from_utf8_lossy(&abandoned.stderr).contains("1 keys could run again"), "{abandoned:?}");
     block_in_place(|| many.start().kill());
@@ -191,7 +192,12 @@ async fn a_change_that_was_stopped_is_run_again_to_its_end() {
     until_async("it waits", async || (shown(&setup)["state"] == "retiring").then_some(())).await;
     stopped.kill().expect("a child can be killed");
     stopped.wait().expect("a killed child ends");
-    block_in_place(|| setup.refused()).says(1, "is being changed", "the old one", "run it again");
+    block_in_place(|| setup.expect_refusal()).assert_error(
+        1,
+        "is being changed",
+        "the old one",
+        "run it again",
+    );
     change(&setup, &[]);
     assert_eq!(shown(&setup)["state"], "retired");
     block_in_place(|| setup.start().kill());

@@ -1,4 +1,4 @@
-//! `ibid reconcile ledger` as a shell and a monitoring system see it.
+//! `ibid reconcile ledger`, run as a shell or a monitoring system runs it.
 
 use std::io::Write as _;
 use std::process::{Output, Stdio};
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::harness::{On, Setup, bare, on_every_store, until_async};
 
-/// A folder with these files.
+/// Sets up a folder with these files.
 fn setup(files: &[(&str, &str)]) -> Setup {
     let setup = Setup::before("");
     for (name, text) in files {
@@ -18,7 +18,7 @@ fn setup(files: &[(&str, &str)]) -> Setup {
 }
 
 fn write(setup: &Setup, name: &str, text: &str) {
-    // Whole or not at all: somebody may be reading.
+    // Rename it into place, because a running comparison may be reading the file.
     let path = setup.folder().join(name);
     std::fs::write(path.with_extension("new"), text).expect("a file");
     std::fs::rename(path.with_extension("new"), path).expect("a file");
@@ -36,9 +36,9 @@ fn err(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Kind and key of each difference.
+/// Returns the kind and the key of each difference.
 #[track_caller]
-fn found(output: &Output) -> Vec<String> {
+fn differences(output: &Output) -> Vec<String> {
     let json: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
     let word = |finding: &Value, name: &str| finding[name].as_str().expect("a text").to_owned();
     let all = json["differences"].as_array().expect("a list").iter();
@@ -58,7 +58,7 @@ fn sql(setup: &Setup, sql: &str) {
 const FILES: [&str; 4] = ["--ours", "ours.csv", "--theirs", "theirs.jsonl"];
 
 #[test]
-fn books_that_say_the_same_in_two_formats_are_equal() {
+fn equal_ledgers_in_two_formats_have_no_differences() {
     let ours = "key,amount,currency,note\na,12.50,EUR,x\nb,3,USD,y\n";
     let theirs = "{\"id\":1,\"currency\":\"USD\",\"amount\":3.00,\"key\":\"b\"}\n{\"id\":2,\"currency\":\"EUR\",\"amount\":\"12.5\",\"key\":\"a\"}\n";
     let setup = setup(&[("ours.csv", ours), ("theirs.jsonl", theirs)]);
@@ -75,7 +75,7 @@ fn books_that_say_the_same_in_two_formats_are_equal() {
 }
 
 #[test]
-fn what_differs_is_shown_the_double_charge_first() {
+fn differences_are_shown_with_double_charges_first() {
     let ours = "key,amount\na,1\nb,2\nc,3\nd,4\nd,4\n";
     let theirs = "key,amount\na,1\nx,9\nb,2.01\na,1\nd,4\n";
     let setup = setup(&[("ours.csv", ours), ("theirs.csv", theirs)]);
@@ -98,15 +98,18 @@ fn what_differs_is_shown_the_double_charge_first() {
             vec!["ours_twice", "d", "line 6, number 2 after line 5", "-"],
         ]
     );
-    let said = err(&differs);
+    let stderr = err(&differs);
     assert!(
-        said.contains(
+        stderr.contains(
             "error: the books differ: 1 theirs_twice, 1 theirs_only, 1 differs, 1 ours_only, 1 ours_twice"
         ),
-        "{said}"
+        "{stderr}"
     );
     let json = ledger(&setup, &[&words[..], &["--json"]].concat());
-    assert_eq!(found(&json), ["theirs_twice a", "theirs_only x", "differs b", "ours_only c", "ours_twice d"]);
+    assert_eq!(
+        differences(&json),
+        ["theirs_twice a", "theirs_only x", "differs b", "ours_only c", "ours_twice d"]
+    );
     let only_key = ledger(&setup, &[&words[..], &["--key", "amount", "--json"]].concat());
     assert!(err(&only_key).starts_with("error: the books differ"), "{only_key:?}");
 }
@@ -118,20 +121,20 @@ fn every_line_that_can_not_be_read_is_named() {
         ("theirs.jsonl", "{\"key\":\"a\",\"amount\":1}\nnonsense\n{\"key\":\"b\"}\n"),
     ]);
     let bad = ledger(&setup, &[&FILES[..], &["--open", "open"]].concat());
-    let said = err(&bad);
-    assert_eq!(bad.status.code(), Some(2), "{said}");
-    assert!(said.contains("error: ours.csv, line 3: 1 cells, and the header has 3"), "{said}");
-    assert!(said.contains("error: ours.csv, line 4: `perhaps` is neither true nor false"), "{said}");
+    let stderr = err(&bad);
+    assert_eq!(bad.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("error: ours.csv, line 3: 1 cells, and the header has 3"), "{stderr}");
+    assert!(stderr.contains("error: ours.csv, line 4: `perhaps` is neither true nor false"), "{stderr}");
     write(&setup, "ours.csv", "key,amount\na,1\n");
     let bad = ledger(&setup, &FILES);
-    let said = err(&bad);
-    assert!(said.contains("error: theirs.jsonl, line 2: "), "{said}");
-    assert!(said.contains("error: theirs.jsonl, line 3: there is no field `amount`"), "{said}");
+    let stderr = err(&bad);
+    assert!(stderr.contains("error: theirs.jsonl, line 2: "), "{stderr}");
+    assert!(stderr.contains("error: theirs.jsonl, line 3: there is no field `amount`"), "{stderr}");
     assert_eq!((bad.status.code(), out(&bad).as_str()), (Some(2), ""));
 }
 
 #[test]
-fn what_is_asked_wrongly_is_told_from_what_is_not_there() {
+fn usage_errors_and_missing_files_have_different_exit_codes() {
     let setup = setup(&[("a.csv", "key,amount\n"), ("a.txt", "key\n")]);
     let ask = |ours: &str, theirs: &str, more: &[&str]| {
         let output = ledger(&setup, &[&["--ours", ours, "--theirs", theirs], more].concat());
@@ -152,10 +155,10 @@ fn what_is_asked_wrongly_is_told_from_what_is_not_there() {
     ] {
         assert_eq!(ask(ours, "a.csv", more).0, Some(2), "{ours} {more:?}");
     }
-    let (code, said) = ask("a.csv", "a.csv", &["--key", "id"]);
-    assert!(code == Some(2) && said.contains("hint: its columns are `key`, `amount`"), "{said}");
-    let (code, said) = ask("effects", "a.csv", &[]);
-    assert!(code == Some(3) && said.contains("there is no database"), "{said}");
+    let (code, stderr) = ask("a.csv", "a.csv", &["--key", "id"]);
+    assert!(code == Some(2) && stderr.contains("hint: its columns are `key`, `amount`"), "{stderr}");
+    let (code, stderr) = ask("effects", "a.csv", &[]);
+    assert!(code == Some(3) && stderr.contains("there is no database"), "{stderr}");
 }
 
 #[test]
@@ -166,7 +169,7 @@ fn one_side_may_come_from_stdin() {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the binary starts");
     child.stdin.take().expect("a pipe").write_all(b"key,amount\na,1\nb,2\n").expect("it reads");
     let output = child.wait_with_output().expect("it ends");
-    assert_eq!(found(&output), ["theirs_only b"]);
+    assert_eq!(differences(&output), ["theirs_only b"]);
 }
 
 async fn our_side_may_be_a_statement_that_writes_nothing(on: On) {
@@ -194,7 +197,7 @@ async fn our_side_may_be_a_statement_that_writes_nothing(on: On) {
         )
     };
     let equal = ask("select id as key, (amount / 100) || '.' || (amount % 100) as amount, pending from sale");
-    assert_eq!(found(&equal), ["differs b"; 0], "{equal:?}");
+    assert_eq!(differences(&equal), ["differs b"; 0], "{equal:?}");
     let json: Value = serde_json::from_slice(&equal.stdout).expect("JSON");
     assert_eq!((&json["lines"]["open_found"], &json["lines"]["open_missing"]), (&1.into(), &1.into()));
     for statement in ["delete from sale", "select 1; delete from sale", "select nothing from sale"] {
@@ -203,11 +206,11 @@ async fn our_side_may_be_a_statement_that_writes_nothing(on: On) {
         assert!(err(&refused).contains("is refused"), "{refused:?}");
     }
     let after = ask("select id as key, pending from sale");
-    assert_eq!(found(&after), [""; 0], "{after:?}");
+    assert_eq!(differences(&after), [""; 0], "{after:?}");
 }
 on_every_store!(our_side_may_be_a_statement_that_writes_nothing);
 
-/// A call in the outbox: 1 is queued, 3 done, 4 unknown, 6 discarded.
+/// Inserts an effect into the outbox. States: 1 is queued, 3 done, 4 unknown, 6 discarded.
 fn effect(setup: &Setup, key: &str, kind: &str, state: u8, provider_id: Option<&str>) {
     let bytes = if setup.server().is_some() { "'\\x00'::bytea" } else { "x'00'" };
     let provider_id = provider_id.map_or("null".to_owned(), |id| format!("'{id}'"));
@@ -239,13 +242,16 @@ async fn our_side_may_be_the_calls_in_the_outbox(on: On) {
         let words = ["--ours", ours, "--theirs", "theirs.csv", "--store", &url, "--json"];
         ledger(&setup, &[&words[..], more].concat())
     };
-    assert_eq!(found(&ask("effects", &[])), ["theirs_only let-go", "differs other", "ours_only missing"]);
     assert_eq!(
-        found(&ask("effects:charge", &[])),
+        differences(&ask("effects", &[])),
+        ["theirs_only let-go", "differs other", "ours_only missing"]
+    );
+    assert_eq!(
+        differences(&ask("effects:charge", &[])),
         ["theirs_only let-go", "theirs_only other", "ours_only missing"]
     );
-    // What was done in 1970 need not be in an export of today.
-    assert_eq!(found(&ask("effects", &["--since", "24h"])), ["theirs_only let-go", "differs other"]);
+    // An effect of 1970 need not be in today's export.
+    assert_eq!(differences(&ask("effects", &["--since", "24h"])), ["theirs_only let-go", "differs other"]);
 
     let written = |output: &Output| {
         let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
@@ -254,9 +260,9 @@ async fn our_side_may_be_the_calls_in_the_outbox(on: On) {
     assert_eq!(written(&ask("effects", &[])), None);
     let letters = ["--dead-letters", "--source", "acme"];
     assert_eq!(written(&ask("effects", &letters)), Some(1));
-    // The letter is not taken for a call of ours, and it is not written again.
+    // The dead letter does not count as one of our calls, and it is not written again.
     let again = ask("effects", &letters);
-    assert_eq!((written(&again), found(&again).len()), (Some(0), 3));
+    assert_eq!((written(&again), differences(&again).len()), (Some(0), 3));
     let doctor = setup.ibid(&["doctor", "--store", &url]);
     assert!(out(&doctor).contains("effects: 1 unknown, 1 dead"), "{doctor:?}");
 }
@@ -272,10 +278,10 @@ async fn a_repeated_comparison_turns_discrepancies_into_dead_letters() {
     command.args(["--source", "acme", "--every", "100ms", "--admin-listen", "127.0.0.1:0", "--json"]);
     let log = setup.folder().join("log");
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(std::fs::File::create(&log).expect("a file"));
-    let mut child = Ended(command.spawn().expect("the binary starts"));
+    let mut child = KilledOnDrop(command.spawn().expect("the binary starts"));
     let admin: std::net::SocketAddr = until_async("it says where its metrics are", async || {
-        let said = std::fs::read_to_string(&log).expect("a log");
-        said.lines().find_map(|line| line.rsplit_once("admin on ")?.1.parse().ok())
+        let lines = std::fs::read_to_string(&log).expect("a log");
+        lines.lines().find_map(|line| line.rsplit_once("admin on ")?.1.parse().ok())
     })
     .await;
     let shows = async |line: &str| {
@@ -289,7 +295,7 @@ async fn a_repeated_comparison_turns_discrepancies_into_dead_letters() {
     assert!(page.contains("ibid_chore_last_run_seconds{chore=\"ledger\"}"), "{page}");
     write(&setup, "theirs.csv", "key,amount\na,1\na,1\n");
     shows("ibid_ledger_differences{source=\"acme\",kind=\"theirs_twice\"} 1").await;
-    // A round that can't be made is told of, and the next one comes.
+    // A round that fails is reported, and the next one still runs.
     write(&setup, "theirs.csv", "key,amount\na\n");
     until_async("it says what is wrong", async || {
         std::fs::read_to_string(&log).expect("a log").contains("theirs.csv, line 2").then_some(())
@@ -303,18 +309,18 @@ async fn a_repeated_comparison_turns_discrepancies_into_dead_letters() {
         })
         .expect("a count");
     assert_eq!(letters, 2);
-    let told = std::process::Command::new("kill").args(["-s", "TERM", &child.0.id().to_string()]).status();
-    assert!(told.expect("`kill` can be run").success());
+    let signal = std::process::Command::new("kill").args(["-s", "TERM", &child.0.id().to_string()]).status();
+    assert!(signal.expect("`kill` can be run").success());
     let status = until_async("it ends", async || child.0.try_wait().expect("a child can be asked")).await;
     assert_eq!(status.code(), Some(0));
 }
 
-/// A process that ends with the test.
-struct Ended(std::process::Child);
+/// A child process that is killed at the end of the test.
+struct KilledOnDrop(std::process::Child);
 
-impl Drop for Ended {
+impl Drop for KilledOnDrop {
     fn drop(&mut self) {
-        // It may have ended already, and then there is nothing to do.
+        // The process may have ended already; then this does nothing.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

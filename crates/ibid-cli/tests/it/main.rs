@@ -1,4 +1,4 @@
-//! The binary as a shell, a client and an operator see it.
+//! Black-box tests of the binary, as a shell, a client and an operator use it.
 
 mod admin;
 mod chains;

@@ -12,9 +12,9 @@ fn write_from_page(folder: &Path, file: &str) {
     let blocks = PAGE.split("```").skip(1).step_by(2);
     let code = blocks.filter_map(|block| block.split_once('\n').map(|(_, code)| code));
     let named = |line: &str| line.trim_start_matches(['#', '/', ' ']) == file;
-    let found = code.filter(|code| code.lines().next().is_some_and(named)).collect::<Vec<_>>();
-    assert_eq!(found.len(), 1, "the page shows `{file}` once");
-    std::fs::write(folder.join(file), found[0]).expect("a file in the program's own folder");
+    let matching = code.filter(|code| code.lines().next().is_some_and(named)).collect::<Vec<_>>();
+    assert_eq!(matching.len(), 1, "the page shows `{file}` once");
+    std::fs::write(folder.join(file), matching[0]).expect("a file in the program's own folder");
 }
 
 /// Copies an application from `tests/data/apps` into the folder.
@@ -31,8 +31,9 @@ fn python(words: &[&str], packages: &str) -> Launch {
         .env("PYTHONDONTWRITEBYTECODE", "1")
 }
 
-/// A request that the application refuses before its work runs on the retry; one that fails after its work does not.
-async fn says_what_was_executed(app: &Program) {
+/// Asserts that a request which the application refuses before its work runs on the retry, and that one which fails after
+/// its work does not.
+async fn assert_executions_are_reported(app: &Program) {
     let gateway = Setup::before(&app.url()).start();
     let executed =
         async || Client::connect(app.addr()).await.call(&TestRequest::get("/executed")).await.text();
@@ -60,7 +61,7 @@ async fn express_middleware_releases_a_refused_request() {
         let packages = tools().join("express-5.3.0/node_modules");
         Launch::new("node", [app]).env("NODE_PATH", packages).env("PORT", port.to_string())
     });
-    says_what_was_executed(&app).await;
+    assert_executions_are_reported(&app).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -70,7 +71,7 @@ async fn fastapi_middleware_releases_a_refused_request() {
         write_app(folder, "fastapi_app.py");
         python(&["-m", "uvicorn", "--port", &port.to_string(), "fastapi_app:app"], "fastapi-0.162.7")
     });
-    says_what_was_executed(&app).await;
+    assert_executions_are_reported(&app).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -80,7 +81,7 @@ async fn django_middleware_releases_a_refused_request() {
         write_app(folder, "django_app.py");
         python(&["django_app.py"], "django-5.2.19").env("PORT", port.to_string())
     });
-    says_what_was_executed(&app).await;
+    assert_executions_are_reported(&app).await;
 }
 
 const PAGE: &str = include_str!("../../../../docs/guides/tell-ibid.md");

@@ -1,4 +1,4 @@
-//! A small file system of its own, to fill or to make read-only. Mounting needs root.
+//! A small file system for one test, to fill up or to make read-only. Mounting needs root.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,8 @@ use std::process::Command;
 pub(crate) struct Tmpfs(tempfile::TempDir);
 
 impl Tmpfs {
-    /// Mounts one of this size. A test that can't have it must fail: what it proves would be left unproven in silence.
+    /// Mounts a tmpfs of this size. It panics if that fails: skipping the test would silently leave its promise
+    /// unproven.
     pub(crate) fn mount(size: &str) -> Tmpfs {
         let folder = tempfile::tempdir().expect("a folder can be made");
         run("mount", &["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"], folder.path());
@@ -19,12 +20,12 @@ impl Tmpfs {
         self.0.path()
     }
 
-    /// Changes an option such as `ro`.
+    /// Changes a mount option such as `ro`.
     pub(crate) fn remount(&self, option: &str) {
         run("mount", &["-o", &format!("remount,{option}")], self.path());
     }
 
-    /// Leaves not one byte of room.
+    /// Fills the file system to the last byte.
     pub(crate) fn fill(&self) -> Ballast {
         let path = self.path().join("ballast");
         let mut file = std::fs::File::create(&path).expect("a file can be made");
@@ -38,12 +39,12 @@ impl Tmpfs {
 
 impl Drop for Tmpfs {
     fn drop(&mut self) {
-        // Lazily: a gateway that is still being killed may have a file open.
+        // Unmount lazily: a gateway that is still being killed may have a file open.
         let _ = Command::new("umount").arg("-l").arg(self.path()).status();
     }
 }
 
-/// What takes all the room; there is room again when it is dropped.
+/// A file that takes all the room; dropping it frees the room.
 pub(crate) struct Ballast(PathBuf);
 
 impl Drop for Ballast {
@@ -55,6 +56,6 @@ impl Drop for Ballast {
 fn run(program: &str, words: &[&str], folder: &Path) {
     let done = Command::new(program).args(words).arg(folder).output();
     let done = done.unwrap_or_else(|error| panic!("this test needs `{program}`: {error}"));
-    let said = String::from_utf8_lossy(&done.stderr).into_owned();
-    assert!(done.status.success(), "this test needs root to mount a tmpfs; `{program}` said: {said}");
+    let stderr = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(done.status.success(), "this test needs root to mount a tmpfs; `{program}` said: {stderr}");
 }

@@ -1,4 +1,4 @@
-//! Long work shows how far it is to a person at a terminal, and to nobody else.
+//! Long commands show their progress on a terminal, and only there.
 
 use std::process::{Command, Stdio};
 
@@ -6,12 +6,12 @@ use ibid::store::sqlite::{SqliteOptions, SqliteStore};
 
 use crate::harness::{Setup, bare};
 
-/// What a command shows at a terminal, and what into a pipe: stderr and stdout together.
+/// Returns what a command prints to a terminal, and what to a pipe: stderr and stdout together.
 fn shown(setup: &Setup, words: &[&str]) -> (String, String) {
     let mut piped = bare(setup.folder());
     let program = piped.get_program().to_owned();
     let line = [program.to_str().expect("a path")].into_iter().chain(words.iter().copied());
-    // `script` gives its child a terminal, and shows what came of it.
+    // `script` gives its child a terminal, and prints its output.
     let terminal = Command::new("script")
         .args(["--quiet", "--return", "--command", &line.collect::<Vec<_>>().join(" "), "/dev/null"])
         .current_dir(setup.folder())

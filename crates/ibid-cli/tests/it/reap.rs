@@ -1,4 +1,4 @@
-//! `ibid reap` and the gateway's own upkeep as processes: counted, two at once, and killed in the middle.
+//! `ibid reap` and the gateway's upkeep as processes: counted, two at once, and killed midway.
 
 use std::collections::HashSet;
 use std::process::Output;
@@ -23,8 +23,8 @@ async fn a_dry_run_counts_what_the_next_run_removes(on: On) {
     for _ in 0..2 {
         assert_eq!(json_of(&world.ibid(&["reap", "--dry-run", "--json"])), expected);
     }
-    let said = text_of(&world.ibid(&["reap", "--dry-run"]));
-    assert!(said.contains("records that would go") && said.contains(" 300\n"), "{said}");
+    let output = text_of(&world.ibid(&["reap", "--dry-run"]));
+    assert!(output.contains("records that would go") && output.contains(" 300\n"), "{output}");
     let done = json_of(&world.ibid(&["reap", "--json"]));
     assert_eq!((&done["stripped"], &done["removed"]), (&json!(40), &json!(300)), "{done}");
     let nothing = json!({ "stripped": 0, "removed": 0, "effects": 0, "history": 0 });
@@ -39,19 +39,19 @@ on_every_store!(a_dry_run_counts_what_the_next_run_removes);
 async fn records_held_by_the_application_are_skipped(on: On) {
     let world = World::new(on).await;
     world.fill(150, 0, 5).await;
-    let held = "create table payment (record KIND references ibid_record (id));
+    let referenced = "create table payment (record KIND references ibid_record (id));
                 insert into payment select id from ibid_record where purge_at is not null order by purge_at limit 100";
     match world.setup.server() {
-        Some(server) => drop(server.sql(server.database(), &held.replace("KIND", "bytea"))),
+        Some(server) => drop(server.sql(server.database(), &referenced.replace("KIND", "bytea"))),
         None => {
             let file = rusqlite::Connection::open(world.setup.database()).expect("the file opens");
-            file.execute_batch(&held.replace("KIND", "blob")).expect("payments");
+            file.execute_batch(&referenced.replace("KIND", "blob")).expect("payments");
         }
     }
     let done = json_of(&world.ibid(&["reap", "--json"]));
     assert_eq!((&done["removed"], &done["held"]), (&json!(50), &json!(100)), "{done}");
-    let said = text_of(&world.ibid(&["reap"]));
-    assert!(said.contains("records held by rows that refer to them  100\n"), "{said}");
+    let output = text_of(&world.ibid(&["reap"]));
+    assert!(output.contains("records held by rows that refer to them  100\n"), "{output}");
 }
 on_every_store!(records_held_by_the_application_are_skipped);
 
@@ -67,7 +67,7 @@ async fn two_reapers_at_once_remove_each_record_once(on: On) {
         stripped += done["stripped"].as_u64().expect("a number");
         removed += done["removed"].as_u64().expect("a number");
     }
-    // What one held while the other looked is left for the next round.
+    // A record that one reaper had locked while the other looked is left for the next round.
     let rest = json_of(&world.ibid(&["reap", "--json"]));
     stripped += rest["stripped"].as_u64().expect("a number");
     removed += rest["removed"].as_u64().expect("a number");
@@ -118,14 +118,14 @@ async fn a_killed_sweepers_lapses_are_each_counted_once(on: On) {
     until_async("all are swept", async || (unknown().await == all).then_some(())).await;
     drop(others);
     for name in &names {
-        let told = world.store.history(name.id).await.expect("a history is read");
-        let lapses = told.iter().filter(|(_, line)| line.what == HistoryKind::Lapse).count();
-        assert_eq!(lapses, 1, "{told:?}");
+        let history = world.store.history(name.id).await.expect("a history is read");
+        let lapses = history.iter().filter(|(_, line)| line.what == HistoryKind::Lapse).count();
+        assert_eq!(lapses, 1, "{history:?}");
     }
 }
 on_every_store!(a_killed_sweepers_lapses_are_each_counted_once);
 
-/// A store that this process fills and looks at, and the binary works on.
+/// A store that the test fills and inspects, and that the binary works on.
 struct World {
     setup: Setup,
     store: Arc<dyn Store>,
@@ -133,7 +133,7 @@ struct World {
 
 impl World {
     async fn new(on: On) -> World {
-        // Nobody sends anything: no upstream is needed.
+        // No request is sent, so no upstream is needed.
         let setup = Setup::before("http://127.0.0.1:9").on(on);
         let store: Arc<dyn Store> = match on {
             On::Sqlite => {
@@ -153,7 +153,8 @@ impl World {
         self.setup.ibid(&[words, &["--store", &store]].concat())
     }
 
-    /// So many that are past all time, so many that are to be tombstones, so many that live; each with its answer.
+    /// Stores so many records that are past their tombstone, that are to become tombstones, and that are live, each
+    /// with its response.
     async fn fill(&self, gone: usize, tombs: usize, live: usize) {
         let terms = [(gone, 0, 0), (tombs, 0, 1), (live, 1, 1)];
         let mut changes: Vec<Change> = Vec::new();
@@ -193,15 +194,16 @@ impl World {
         self.all().await.iter().filter(|(_, tomb)| *tomb).count() as u64
     }
 
-    /// So many tombstones, none with an answer; and every other record with its own.
+    /// Asserts that there are so many tombstones, none of them with a response, and that every other record has its
+    /// response.
     async fn is_whole(&self, tombs: u64) {
         let all = self.all().await;
         let ids: HashSet<RecordId> = all.iter().map(|(id, _)| *id).collect();
         assert_eq!(ids.len(), all.len(), "a list repeats none");
         assert_eq!(all.iter().filter(|(_, tomb)| *tomb).count() as u64, tombs);
         for few in all.chunks(500) {
-            let found = self.store.load(few.iter().map(|(id, _)| *id).collect()).await.expect("a load");
-            for (stored, (_, tomb)) in found.into_iter().zip(few) {
+            let records = self.store.load(few.iter().map(|(id, _)| *id).collect()).await.expect("a load");
+            for (stored, (_, tomb)) in records.into_iter().zip(few) {
                 let answer = stored.expect("it is there").answer;
                 assert_eq!(answer.is_none(), *tomb, "all of a record or its tombstone");
             }
@@ -210,8 +212,8 @@ impl World {
 }
 
 fn in_state(counts: &RecordCounts, state: State) -> u64 {
-    let place = State::ALL.iter().position(|known| *known == state).expect("a known state");
-    counts.by_state[place]
+    let index = State::ALL.iter().position(|known| *known == state).expect("a known state");
+    counts.by_state[index]
 }
 
 fn text_of(output: &Output) -> String {

@@ -1,4 +1,4 @@
-//! An operator at the command line, beside a running gateway.
+//! An operator at the command line, while a gateway runs on the same store.
 
 use std::process::Output;
 
@@ -22,7 +22,7 @@ fn run(setup: &Setup, words: &[&str]) -> (i32, String, String) {
     (status.code().unwrap_or(-1), text(stdout), text(stderr))
 }
 
-/// Attempts whose time is over soon: then what is unknown is a dead letter.
+/// Attempts whose time is over soon, so that an unknown record becomes a dead letter soon.
 pub(crate) const HASTY: &str = "[defaults]\nupstream_timeout = \"500ms\"\nlinger = \"0s\"\n";
 
 /// Waits until the only unknown record is a dead letter.
@@ -34,16 +34,16 @@ async fn until_dead_letter(setup: &Setup) {
     .await;
 }
 
-/// The first digits of the id of the only record that is listed so.
-fn only(setup: &Setup, words: &[&str]) -> String {
-    let (code, out, said) = run(setup, &[&["keys", "list", "--json"], words].concat());
-    assert_eq!(code, 0, "{said}");
+/// Returns the first digits of the id of the only record in this list.
+fn only_id(setup: &Setup, words: &[&str]) -> String {
+    let (code, out, stderr) = run(setup, &[&["keys", "list", "--json"], words].concat());
+    assert_eq!(code, 0, "{stderr}");
     let all: Value = serde_json::from_str(&out).expect("JSON");
     assert_eq!(all.as_array().map(Vec::len), Some(1), "{out}");
     all[0]["id"].as_str().expect("an id")[..8].to_owned()
 }
 
-/// Routes whose requests fail for good when their holder goes silent, which is soon.
+/// Routes whose requests fail permanently when their lease lapses, with a short lease.
 pub(crate) const FAILS: &str = "[upkeep]\nsweep_every = \"100ms\"\n[[route]]\nmatch = \"POST /payments\"\n\
                                 lease = \"1s\"\nmax_run = \"1s\"\non_lapse = \"fail\"\n";
 
@@ -51,7 +51,7 @@ async fn lost(gateway: &Gateway, key: &str) {
     assert_problem(&gateway.call(&pay(key, "cut=read")).await, 502, "outcome-unknown");
 }
 
-/// Puts a dead effect of this record into the outbox; its place.
+/// Inserts a dead effect of this record into the outbox and returns its place.
 pub(crate) fn dead_effect(setup: &Setup, record: &str, name: &str) -> i64 {
     let bytes = |at: usize| u8::from_str_radix(&record[at..at + 2], 16).expect("hex digits");
     let id: Vec<u8> = (0..record.len()).step_by(2).map(bytes).collect();
@@ -71,22 +71,23 @@ async fn an_operator_resolves_a_record_by_an_id_prefix(on: On) {
     let gateway = setup.start();
     lost(&gateway, "k").await;
     until_dead_letter(&setup).await;
-    let id = only(&setup, &["--dead-letters", "--route", "/{any}", "--older-than", "0s", "--method", "post"]);
+    let id =
+        only_id(&setup, &["--dead-letters", "--route", "/{any}", "--older-than", "0s", "--method", "post"]);
     let words =
         ["keys", "resolve", &id, "--status", "201", "--body", "by hand", "--content-type", "text/plain"];
     let because = ["--reason", "the bank has it", "--who", "ann"];
-    let (code, out, said) = run(&setup, &[&words[..], &because].concat());
-    assert_eq!(code, 1, "{said}");
+    let (code, out, stderr) = run(&setup, &[&words[..], &because].concat());
+    assert_eq!(code, 1, "{stderr}");
     assert!(out.contains(&id) && out.contains("unknown (dead letter)"), "what it is about: {out}");
-    assert!(said.contains("would be resolved as executed (201), by ann: the bank has it"), "{said}");
-    assert!(said.contains("error: nothing was done yet") && said.contains("--yes"), "{said}");
+    assert!(stderr.contains("would be resolved as executed (201), by ann: the bank has it"), "{stderr}");
+    assert!(stderr.contains("error: nothing was done yet") && stderr.contains("--yes"), "{stderr}");
     assert_problem(&gateway.call(&pay("k", "status=201")).await, 409, "outcome-unknown");
 
-    let (code, out, said) = run(&setup, &[&words[..], &because, &["--yes"]].concat());
+    let (code, out, stderr) = run(&setup, &[&words[..], &because, &["--yes"]].concat());
     assert_eq!(
         (code, out.as_str()),
         (0, format!("{id}: resolved as executed (201), now completed\n").as_str()),
-        "{said}"
+        "{stderr}"
     );
     let retry = gateway.call(&pay("k", "status=500")).await;
     assert_eq!((retry.status, retry.text().as_str(), is_replay(&retry)), (201, "by hand", true));
@@ -97,11 +98,11 @@ async fn an_operator_resolves_a_record_by_an_id_prefix(on: On) {
         "{out}"
     );
     let late = ["keys", "resolve", &id, "--not-executed", "--reason", "me too", "--who", "bob", "--yes"];
-    let (code, _, said) = run(&setup, &late);
+    let (code, _, stderr) = run(&setup, &late);
     assert_eq!(code, 1);
     assert!(
-        said.contains("the record is completed (201)") && said.contains("by ann: the bank has it"),
-        "{said}"
+        stderr.contains("the record is completed (201)") && stderr.contains("by ann: the bank has it"),
+        "{stderr}"
     );
 }
 on_every_store!(an_operator_resolves_a_record_by_an_id_prefix);
@@ -112,10 +113,10 @@ async fn not_executed_lets_the_retry_run_and_forget_makes_the_key_new() {
     let setup = Setup::before(&upstream.url()).config("[store]\ncache_bytes = 1\n");
     let gateway = setup.start();
     lost(&gateway, "k").await;
-    let id = only(&setup, &["--state", "unknown"]);
+    let id = only_id(&setup, &["--state", "unknown"]);
     let release = ["keys", "resolve", &id, "--not-executed", "--reason", "never arrived", "--yes", "--json"];
-    let (code, out, said) = run(&setup, &[&release[..], &["--who", "ann"]].concat());
-    assert_eq!(code, 0, "{said}");
+    let (code, out, stderr) = run(&setup, &[&release[..], &["--who", "ann"]].concat());
+    assert_eq!(code, 0, "{stderr}");
     assert_eq!(serde_json::from_str::<Value>(&out).expect("JSON")["state"], "retryable");
     let before = upstream.executions("k");
     assert!(!is_replay(&gateway.call(&pay("k", "status=201;body=one")).await));
@@ -123,12 +124,12 @@ async fn not_executed_lets_the_retry_run_and_forget_makes_the_key_new() {
     assert_eq!(upstream.executions("k"), before + 1);
 
     let forget = ["keys", "forget", &id, "--reason", "a test", "--who", "ann"];
-    let (code, _, said) = run(&setup, &forget);
-    assert!(code == 1 && said.contains("would be forgotten"), "{said}");
-    let (code, out, said) = run(&setup, &[&forget[..], &["--yes"]].concat());
-    assert_eq!((code, out.as_str()), (0, format!("{id}: forgotten, now absent\n").as_str()), "{said}");
-    assert!(said.contains("cache_ttl"), "when it is final: {said}");
-    // Its own cache holds next to nothing, so this gateway asks the store.
+    let (code, _, stderr) = run(&setup, &forget);
+    assert!(code == 1 && stderr.contains("would be forgotten"), "{stderr}");
+    let (code, out, stderr) = run(&setup, &[&forget[..], &["--yes"]].concat());
+    assert_eq!((code, out.as_str()), (0, format!("{id}: forgotten, now absent\n").as_str()), "{stderr}");
+    assert!(stderr.contains("cache_ttl"), "when it is final: {stderr}");
+    // The gateway's cache holds almost nothing, so it asks the store.
     let again = gateway.call(&pay("k", "status=201;body=three")).await;
     assert_eq!((again.text().as_str(), is_replay(&again)), ("three", false));
 }
@@ -152,15 +153,15 @@ async fn an_acknowledged_dead_letter_answers_as_before(on: On) {
     assert!(is_replay(&before), "{before:?}");
 
     let words = ["keys", "resolve", &id, "--seen", "--reason", "the bank has none of it", "--who", "ann"];
-    let (code, out, said) = run(&setup, &words);
-    assert!(code == 1 && out.contains("completed") && out.contains("dead letter"), "{out}{said}");
-    assert!(said.contains("would be a dead letter no longer, by ann: the bank has none of it"), "{said}");
-    only(&setup, &["--dead-letters"]);
-    let (code, out, said) = run(&setup, &[&words[..], &["--yes"]].concat());
+    let (code, out, stderr) = run(&setup, &words);
+    assert!(code == 1 && out.contains("completed") && out.contains("dead letter"), "{out}{stderr}");
+    assert!(stderr.contains("would be a dead letter no longer, by ann: the bank has none of it"), "{stderr}");
+    only_id(&setup, &["--dead-letters"]);
+    let (code, out, stderr) = run(&setup, &[&words[..], &["--yes"]].concat());
     assert_eq!(
         (code, out.as_str()),
         (0, format!("{id}: a dead letter no longer, now completed\n").as_str()),
-        "{said}"
+        "{stderr}"
     );
     let (code, out, _) = run(&setup, &["keys", "list", "--dead-letters", "--json"]);
     assert_eq!((code, out.trim()), (0, "[]"));
@@ -170,8 +171,8 @@ async fn an_acknowledged_dead_letter_answers_as_before(on: On) {
     let (_, out, _) = run(&setup, &["keys", "show", &id]);
     let line = "seen to, a dead letter no longer, completed as before, by ann: the bank has none of it";
     assert!(out.contains(&format!("operator  {line}")), "{out}");
-    let (code, _, said) = run(&setup, &[&words[..], &["--yes"]].concat());
-    assert!(code == 1 && said.contains(line), "twice: {said}");
+    let (code, _, stderr) = run(&setup, &[&words[..], &["--yes"]].concat());
+    assert!(code == 1 && stderr.contains(line), "twice: {stderr}");
     let after = gateway.call(&pay("k", "gate;status=201")).await;
     assert_eq!((after.status, after.text(), is_replay(&after)), (before.status, before.text(), true));
     assert_eq!(upstream.deliveries_begun(), 1);
@@ -180,20 +181,20 @@ async fn an_acknowledged_dead_letter_answers_as_before(on: On) {
 on_every_store!(an_acknowledged_dead_letter_answers_as_before);
 
 #[tokio::test]
-async fn an_unknown_record_can_not_be_seen_to() {
+async fn an_unknown_record_cannot_be_acknowledged() {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).config(HASTY);
     let gateway = setup.start();
     lost(&gateway, "k").await;
     until_dead_letter(&setup).await;
-    let id = only(&setup, &["--dead-letters"]);
-    let seen = ["keys", "resolve", &id, "--seen", "--reason", "r", "--who", "ann"];
-    let (code, _, said) = run(&setup, &[&seen[..], &["--yes"]].concat());
-    assert!(code == 1 && said.contains("the record is unknown"), "{said}");
-    only(&setup, &["--dead-letters", "--state", "unknown"]);
+    let id = only_id(&setup, &["--dead-letters"]);
+    let words = ["keys", "resolve", &id, "--seen", "--reason", "r", "--who", "ann"];
+    let (code, _, stderr) = run(&setup, &[&words[..], &["--yes"]].concat());
+    assert!(code == 1 && stderr.contains("the record is unknown"), "{stderr}");
+    only_id(&setup, &["--dead-letters", "--state", "unknown"]);
     for with in [&["--not-executed"][..], &["--status", "201"]] {
-        let (code, _, said) = run(&setup, &[&seen[..], with].concat());
-        assert!(code == 2 && said.contains("cannot be used with"), "{said}");
+        let (code, _, stderr) = run(&setup, &[&words[..], with].concat());
+        assert!(code == 2 && stderr.contains("cannot be used with"), "{stderr}");
     }
 }
 
@@ -208,33 +209,33 @@ async fn effects_are_listed_retried_and_discarded() {
         serde_json::from_str::<Value>(&out).expect("JSON")[0]["id"].as_str().expect("an id").to_owned();
     let (first, second) = (dead_effect(&setup, &record, "charge"), dead_effect(&setup, &record, "mail"));
     let (first, second) = (first.to_string(), second.to_string());
-    let (code, out, said) = run(&setup, &["effects", "list", "--dead-letters", "--record", &record[..8]]);
+    let (code, out, stderr) = run(&setup, &["effects", "list", "--dead-letters", "--record", &record[..8]]);
     assert!(
         code == 0 && out.contains("charge") && out.contains("mail") && out.contains("dead"),
-        "{out}{said}"
+        "{out}{stderr}"
     );
     let because = ["--reason", "their outage is over", "--who", "ann"];
-    let (code, _, said) = run(&setup, &[&["effects", "retry", &first][..], &because].concat());
-    assert!(code == 1 && said.contains("would be retried"), "{said}");
+    let (code, _, stderr) = run(&setup, &[&["effects", "retry", &first][..], &because].concat());
+    assert!(code == 1 && stderr.contains("would be retried"), "{stderr}");
     let (code, out, _) = run(&setup, &[&["effects", "retry", &first, "--yes"][..], &because].concat());
     assert_eq!((code, out.as_str()), (0, format!("{first}: retried, now queued\n").as_str()));
     let (code, out, _) = run(&setup, &[&["effects", "discard", &second, "--yes"][..], &because].concat());
     assert_eq!((code, out.as_str()), (0, format!("{second}: discarded, now discarded\n").as_str()));
-    let (code, _, said) = run(&setup, &[&["effects", "retry", &second, "--yes"][..], &because].concat());
-    assert!(code == 1 && said.contains("the effect is discarded"), "{said}");
+    let (code, _, stderr) = run(&setup, &[&["effects", "retry", &second, "--yes"][..], &because].concat());
+    assert!(code == 1 && stderr.contains("the effect is discarded"), "{stderr}");
     let (_, out, _) = run(&setup, &["keys", "show", &record]);
     assert!(out.contains("effect `charge` retried, dead to queued, by ann: their outage is over"), "{out}");
-    let (code, _, said) = run(&setup, &["effects", "list", "--state", "ded"]);
-    assert!(code == 2 && said.contains("did you mean `dead`?"), "{said}");
+    let (code, _, stderr) = run(&setup, &["effects", "list", "--state", "ded"]);
+    assert!(code == 2 && stderr.contains("did you mean `dead`?"), "{stderr}");
 }
 
 #[tokio::test]
-async fn an_act_that_is_asked_for_wrongly_says_what_is_missing() {
+async fn an_invalid_act_is_refused_with_its_reason() {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url());
     let gateway = setup.start();
     lost(&gateway, "k").await;
-    let id = only(&setup, &[]);
+    let id = only_id(&setup, &[]);
     let cases: [(&[&str], i32, &str); 6] = [
         (&["keys", "resolve", &id, "--not-executed"], 2, "--reason"),
         (&["keys", "resolve", &id, "--reason", "r"], 2, "--not-executed"),
@@ -253,7 +254,7 @@ async fn an_act_that_is_asked_for_wrongly_says_what_is_missing() {
         } else {
             [words, &["--who", "a"]].concat()
         };
-        let (code, _, said) = run(&setup, &words);
-        assert!(code == expected && said.contains(message), "{words:?}: {code} {said}");
+        let (code, _, stderr) = run(&setup, &words);
+        assert!(code == expected && stderr.contains(message), "{words:?}: {code} {stderr}");
     }
 }

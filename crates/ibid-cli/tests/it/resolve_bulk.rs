@@ -1,4 +1,4 @@
-//! An operator at the command line settles many records by what they have in common.
+//! An operator at the command line settles many records with one filter.
 
 use std::process::Output;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ fn pay(key: &str, fixture: &str) -> TestRequest {
     TestRequest::post("/payments").key(key).body("five").fixture(fixture)
 }
 
-async fn what_fits_is_counted_first_and_settled_once_it_is_meant(on: On) {
+async fn matching_records_are_settled_only_with_yes(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).on(on);
     let gateway = setup.start();
@@ -36,33 +36,33 @@ async fn what_fits_is_counted_first_and_settled_once_it_is_meant(on: On) {
     assert_eq!(gateway.call(&pay("done", "status=201")).await.status, 201);
 
     let resolve = ["resolve", "--not-executed", "--route", "/payments", "--older-than", "0s"];
-    let (code, out, said) = run(&setup, &resolve);
-    assert_eq!((code, out.lines().count()), (1, 1 + 3), "a line for each: {out}{said}");
+    let (code, out, stderr) = run(&setup, &resolve);
+    assert_eq!((code, out.lines().count()), (1, 1 + 3), "a line for each: {out}{stderr}");
     let would =
         "3 records would be resolved as not executed, by ann: their outage of Monday; 1 that fit can't be";
-    assert!(said.contains(would) && said.contains("error: nothing was done yet"), "{said}");
+    assert!(stderr.contains(would) && stderr.contains("error: nothing was done yet"), "{stderr}");
     let (_, out, _) = run(&setup, &[&resolve[..], &["--json"]].concat());
     assert_eq!(serde_json::from_str::<Value>(&out).expect("JSON"), json!({ "count": 3, "left_alone": 1 }));
     assert_problem(&gateway.call(&pay("a", "status=201")).await, 409, "outcome-unknown");
 
-    let (code, out, said) = run(&setup, &[&resolve[..], &["--yes"]].concat());
-    assert_eq!((code, out.as_str()), (0, "3 records: resolved as not executed\n"), "{said}");
-    assert!(said.contains("3 records would be"), "the count comes first: {said}");
+    let (code, out, stderr) = run(&setup, &[&resolve[..], &["--yes"]].concat());
+    assert_eq!((code, out.as_str()), (0, "3 records: resolved as not executed\n"), "{stderr}");
+    assert!(stderr.contains("3 records would be"), "the count comes first: {stderr}");
     for key in ["a", "b", "c"] {
         let retry = gateway.call(&pay(key, "status=201")).await;
         assert_eq!((retry.status, is_replay(&retry)), (201, false), "{key} runs");
     }
-    let (code, out, said) = run(&setup, &[&resolve[..], &["--yes"]].concat());
-    assert_eq!((code, out.as_str()), (1, ""), "{said}");
-    assert!(said.contains("no record that fits can be changed so"), "{said}");
+    let (code, out, stderr) = run(&setup, &[&resolve[..], &["--yes"]].concat());
+    assert_eq!((code, out.as_str()), (1, ""), "{stderr}");
+    assert!(stderr.contains("no record that fits can be changed so"), "{stderr}");
 
     let forget = ["forget", "--state", "completed", "--key", "b", "--yes", "--json"];
-    let (code, out, said) = run(&setup, &forget);
-    assert_eq!(code, 0, "{said}");
+    let (code, out, stderr) = run(&setup, &forget);
+    assert_eq!(code, 0, "{stderr}");
     assert_eq!(serde_json::from_str::<Value>(&out).expect("JSON"), json!({ "done": 1, "refused": [] }));
-    assert!(said.contains("cache_ttl"), "when it is final: {said}");
+    assert!(stderr.contains("cache_ttl"), "when it is final: {stderr}");
 }
-on_every_store!(what_fits_is_counted_first_and_settled_once_it_is_meant);
+on_every_store!(matching_records_are_settled_only_with_yes);
 
 async fn one_command_resolves_more_than_a_page_of_records(on: On) {
     let setup = Setup::before("http://127.0.0.1:9").on(on);
@@ -81,16 +81,16 @@ async fn one_command_resolves_more_than_a_page_of_records(on: On) {
         commit_all(&*store, some.iter().map(unknown).collect()).await;
     }
     let resolve = ["resolve", "--state", "unknown", "--status", "201", "--body", "{}", "--json"];
-    let (code, out, said) = run(&setup, &resolve);
+    let (code, out, stderr) = run(&setup, &resolve);
     let shown: Value = serde_json::from_str(&out).expect("JSON");
-    assert_eq!((code, shown), (1, json!({ "count": 1100, "left_alone": 0 })), "{said}");
-    let (code, out, said) = run(&setup, &[&resolve[..], &["--yes"]].concat());
+    assert_eq!((code, shown), (1, json!({ "count": 1100, "left_alone": 0 })), "{stderr}");
+    let (code, out, stderr) = run(&setup, &[&resolve[..], &["--yes"]].concat());
     let done: Value = serde_json::from_str(&out).expect("JSON");
-    assert_eq!((code, done), (0, json!({ "done": 1100, "refused": [] })), "{said}");
+    assert_eq!((code, done), (0, json!({ "done": 1100, "refused": [] })), "{stderr}");
     for name in &names {
-        let told = store.history(name.id).await.expect("a history");
+        let history = store.history(name.id).await.expect("a history");
         let line = "resolved as executed (201), unknown to completed, by ann: their outage of Monday";
-        assert_eq!(told.iter().map(|(_, line)| line.detail.as_str()).collect::<Vec<_>>(), [line]);
+        assert_eq!(history.iter().map(|(_, line)| line.detail.as_str()).collect::<Vec<_>>(), [line]);
     }
 }
 on_every_store!(one_command_resolves_more_than_a_page_of_records);
@@ -106,7 +106,7 @@ fn all_records_of_a_store_are_never_meant_by_saying_nothing() {
         (&["forget", "--state", "complete", "--yes"], "did you mean `completed`?"),
     ];
     for (words, message) in cases {
-        let (code, out, said) = run(&setup, words);
-        assert!(code == 2 && out.is_empty() && said.contains(message), "{words:?}: {code} {said}");
+        let (code, out, stderr) = run(&setup, words);
+        assert!(code == 2 && out.is_empty() && stderr.contains(message), "{words:?}: {code} {stderr}");
     }
 }

@@ -1,8 +1,8 @@
-//! Official SDKs through the gateway, with answers lost: each call is executed once, whatever the SDK retries.
+//! Official SDKs through the gateway, with lost responses: each call is executed once, however the SDK retries.
 //!
-//! Every SDK makes two calls. The answer to the first one is lost between the gateway and the SDK, whose retry gets it
-//! again. The answer to the second one is lost between the upstream and the gateway, where nobody can know the outcome:
-//! the SDK ends with an error, and the upstream was still asked once.
+//! Every SDK makes two calls. The response to the first is lost between the gateway and the SDK, whose retry gets it
+//! again. The response to the second is lost between the upstream and the gateway, so its outcome is unknown: the SDK
+//! ends with an error, and the upstream still executed the call once.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
@@ -22,16 +22,16 @@ use crate::harness::{Gateway, Setup};
 async fn a_lost_answer_to_stripes_sdk_is_executed_once() {
     let answer = r#"header=Content-Type: application/json;body={"id":"done-1","object":"payment_intent"}"#;
     let config = "[defaults]\nprofile = \"stripe\"\n";
-    let seen =
+    let executed =
         calls("stripe-16.1.0", &["stripe_sdk.py"], "authorization", config, answer, Loss::Closed).await;
-    assert_eq!(seen.len(), 2, "{seen:#?}");
+    assert_eq!(executed.len(), 2, "{executed:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_to_squares_sdk_is_executed_once() {
     let answer = r#"header=Content-Type: application/json;body={"payment":{"id":"done-1"}}"#;
     let config = "[defaults]\nkey_from = \"square\"\n";
-    let seen = calls(
+    let executed = calls(
         "squareup-46.0.0.20260916",
         &["square_sdk.py"],
         "authorization",
@@ -40,40 +40,42 @@ async fn a_lost_answer_to_squares_sdk_is_executed_once() {
         Loss::TimedOut,
     )
     .await;
-    assert_eq!(seen.len(), 2, "{seen:#?}");
+    assert_eq!(executed.len(), 2, "{executed:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_to_azures_sdk_is_executed_once() {
     let answer = r#"status=201;header=Content-Type: application/json;body={"id":"done-1","createdAt":"2026-01-01T00:00:00Z","validFrom":"2026-01-01T00:00:00Z","validUntil":"2026-02-01T00:00:00Z","pstnDialOutEnabled":false}"#;
     let config = "[defaults]\nprofile = \"repeatability\"\n";
-    let seen =
+    let executed =
         calls("azure-communication-rooms-1.2.0", &["azure_sdk.py"], "none", config, answer, Loss::TimedOut)
             .await;
-    assert_eq!(seen.len(), 2, "{seen:#?}");
+    assert_eq!(executed.len(), 2, "{executed:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_to_boto3_is_executed_once_in_json() {
     let answer = r#"header=Content-Type: application/x-amz-json-1.1;body={"tasks":[{"taskArn":"done-1"}],"failures":[]}"#;
-    let seen = calls(BOTO3, &["aws_sdk.py", "ecs"], "header:x-tenant-id", AWS, answer, Loss::Closed).await;
-    assert_eq!(seen.len(), 2, "{seen:#?}");
+    let executed =
+        calls(BOTO3, &["aws_sdk.py", "ecs"], "header:x-tenant-id", AWS, answer, Loss::Closed).await;
+    assert_eq!(executed.len(), 2, "{executed:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_to_boto3_is_executed_once_in_a_form() {
     let answer = "header=Content-Type: text/xml;body=<RunInstancesResponse><reservationId>r-1</reservationId>\
                   <instancesSet><item><instanceId>done-1</instanceId></item></instancesSet></RunInstancesResponse>";
-    let seen = calls(BOTO3, &["aws_sdk.py", "ec2"], "header:x-tenant-id", AWS, answer, Loss::Closed).await;
-    assert_eq!(seen.len(), 2, "{seen:#?}");
+    let executed =
+        calls(BOTO3, &["aws_sdk.py", "ec2"], "header:x-tenant-id", AWS, answer, Loss::Closed).await;
+    assert_eq!(executed.len(), 2, "{executed:#?}");
 }
 
 const BOTO3: &str = "boto3-1.44.3";
 
-/// Operations without a token are AWS's too, and pass.
+/// AWS also has operations without a token; `optional` lets these pass.
 const AWS: &str = "[defaults]\nkey_from = \"aws\"\nkey = \"optional\"\n";
 
-/// Makes the two calls and returns what the upstream executed.
+/// Makes the two calls and returns the requests that the upstream executed.
 async fn calls(
     package: &str,
     script: &[&str],
@@ -93,22 +95,22 @@ async fn calls(
     upstream.behave("cut=read");
     let outcome = sdk.call();
     assert!(outcome.starts_with("error "), "{outcome}");
-    upstream.requests().iter().map(|seen| format!("{} {}", seen.method, seen.target)).collect()
+    upstream.requests().iter().map(|request| format!("{} {}", request.method, request.target)).collect()
 }
 
-/// How an answer is lost between the gateway and its client.
+/// Ways to lose a response between the gateway and its client.
 #[derive(Clone, Copy)]
 enum Loss {
     /// The connection is closed.
     Closed,
-    /// A load balancer gives up and says 504, which SDKs that don't retry a closed connection do retry.
+    /// A load balancer times out and responds with 504. SDKs that do not retry a closed connection retry this.
     TimedOut,
 }
 
-/// A hop before the gateway that loses answers once they have come.
+/// A hop before the gateway that drops responses after they have arrived.
 struct LossyHop {
     addr: SocketAddr,
-    /// How many answers to lose.
+    /// Number of responses to drop.
     lose: Arc<AtomicUsize>,
     serving: tokio::task::JoinHandle<()>,
 }
@@ -134,7 +136,8 @@ impl Drop for LossyHop {
     }
 }
 
-/// Passes bytes both ways until an answer is to be lost. Its first byte leaves the gateway after the record is complete.
+/// Forwards bytes in both directions until a response is to be dropped. Its first byte leaves the gateway only after
+/// the record is complete, so the record is stored by then.
 async fn pass(client: TcpStream, to: SocketAddr, lose: Arc<AtomicUsize>, loss: Loss) {
     let server = TcpStream::connect(to).await.expect("the gateway listens");
     let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
@@ -154,14 +157,14 @@ async fn pass(client: TcpStream, to: SocketAddr, lose: Arc<AtomicUsize>, loss: L
             break;
         }
     }
-    // Both halves go, and the connections with them.
+    // Drop both halves, and the connections with them.
     requests.abort();
 }
 
 const GATEWAY_TIMEOUT: &[u8] =
     b"HTTP/1.1 504 Gateway Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 
-/// A script of `tests/sdk`, which makes a call for each line that it is sent.
+/// A script of `tests/sdk`, which makes one call for each line on its stdin.
 struct Sdk {
     child: Child,
     stdin: ChildStdin,
@@ -175,7 +178,7 @@ impl Sdk {
         assert!(packages.is_dir(), "`{}` is missing: run scripts/setup", packages.display());
         let mut command = Command::new("python3");
         command.arg("-B").arg(folder.join(script[0])).arg(format!("http://{to}")).args(&script[1..]);
-        // Proxies and profiles of whoever runs the tests are not part of them.
+        // Proxies and profiles in the tester's environment must not affect the test.
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command.env("PYTHONPATH", packages);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("Python starts");
@@ -184,7 +187,7 @@ impl Sdk {
         Sdk { child, stdin, stdout }
     }
 
-    /// Makes one call and returns what its caller gets.
+    /// Makes one call and returns its result.
     fn call(&mut self) -> String {
         self.stdin.write_all(b"\n").expect("the script reads");
         let mut outcome = String::new();

@@ -1,4 +1,4 @@
-//! The API from outside: who gets in, what is turned away before it can use up a key, what an account sees.
+//! The API: authentication, validation before a key is used up, and the visibility of payments.
 
 use std::io::Read as _;
 use std::process::{Command, Stdio};
@@ -7,20 +7,20 @@ use ibid_testkit::client::{TestRequest, TestResponse};
 use serde_json::Value;
 
 use crate::harness::Program;
-use crate::world::{Node, Place, json, payment};
+use crate::world::{Node, TestDatabase, json, payment};
 
-/// The API on a file of its own, which goes with it. Nobody listens where it thinks the processor is.
+/// A node on a separate SQLite file. No processor listens on its provider address, so no payment is charged.
 struct Api {
     program: Node,
-    _place: Place,
+    _database: TestDatabase,
 }
 
 impl Api {
     fn start(more: &[&str]) -> Api {
-        let place = Place::sqlite();
-        let store = place.url();
+        let database = TestDatabase::sqlite();
+        let store = database.url();
         let args = [&["--store", &store, "--provider", "http://127.0.0.1:1"], more].concat();
-        Api { program: Node(Program::start(&args)), _place: place }
+        Api { program: Node(Program::start(&args)), _database: database }
     }
 
     async fn get(&self, target: &str, token: &str) -> (u16, Value) {
@@ -36,8 +36,8 @@ impl Api {
         self.program.0.call(&request).await
     }
 
-    /// One payment, which nobody charges.
-    async fn paid(&self, token: &str, customer: &str, key: &str) -> String {
+    /// Makes a payment, which stays `pending`, and returns its id.
+    async fn pay(&self, token: &str, customer: &str, key: &str) -> String {
         let made = self.program.post("/payments", token, key, &payment(customer, 4200)).await;
         assert_eq!(made.status, 201, "{}", made.text());
         json(&made)["paymentId"].as_str().expect("an id").to_owned()
@@ -52,7 +52,7 @@ fn fields(answer: &TestResponse) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn nobody_gets_in_without_a_token() {
+async fn requests_without_a_token_get_401() {
     let api = Api::start(&[]);
     for request in [TestRequest::get("/payments?customerId=c"), TestRequest::post("/payments").body("{}")] {
         let answer = api.program.0.call(&request).await;
@@ -60,12 +60,12 @@ async fn nobody_gets_in_without_a_token() {
         assert_eq!(answer.header("www-authenticate").as_deref(), Some("Bearer"));
         assert_eq!(answer.header("content-type").as_deref(), Some("application/problem+json"));
     }
-    assert_eq!(api.program.0.look("/health").await, (200, serde_json::json!({ "status": "ok" })));
-    assert_eq!(api.program.0.look("/elsewhere").await.0, 404);
+    assert_eq!(api.program.0.get_json("/health").await, (200, serde_json::json!({ "status": "ok" })));
+    assert_eq!(api.program.0.get_json("/elsewhere").await.0, 404);
 }
 
 #[tokio::test]
-async fn with_a_list_only_its_tokens_get_in_and_two_may_be_one_account() {
+async fn only_listed_tokens_are_accepted() {
     let folder = tempfile::tempdir().unwrap();
     let list = folder.path().join("accounts");
     std::fs::write(&list, "sk_1 = ann\nsk_2 = ann\nsk_3 = bob\n").unwrap();
@@ -76,7 +76,7 @@ async fn with_a_list_only_its_tokens_get_in_and_two_may_be_one_account() {
 }
 
 #[tokio::test]
-async fn two_tokens_of_one_account_share_a_key_and_its_payment_and_another_account_has_its_own() {
+async fn keys_belong_to_the_account_not_to_the_token() {
     let folder = tempfile::tempdir().unwrap();
     let list = folder.path().join("accounts");
     std::fs::write(&list, "sk_1 = ann\nsk_2 = ann\nsk_3 = bob\n").unwrap();
@@ -101,7 +101,7 @@ async fn two_tokens_of_one_account_share_a_key_and_its_payment_and_another_accou
         assert_eq!(api.get(&format!("/payments/{}", id(own)), token).await.0, 200, "{token}");
         assert_eq!(api.get(&format!("/payments/{}", id(foreign)), token).await.0, 404, "{token}");
     }
-    // The key is used up for the one account, whichever token comes with another payment, and only for it.
+    // The key is used up for the account, whichever of its tokens sends another payment, and for no other account.
     assert_eq!(pay("sk_2", 4300).await.status, 422);
     let page = "/.ibid/keys/l?method=POST&path=/payments";
     api.program.post("/payments", "sk_1", "l", &payment("c", 1)).await;
@@ -111,26 +111,26 @@ async fn two_tokens_of_one_account_share_a_key_and_its_payment_and_another_accou
 }
 
 #[tokio::test]
-async fn a_node_without_a_list_of_accounts_says_that_each_token_is_its_own() {
+async fn a_node_without_accounts_logs_a_warning() {
     let folder = tempfile::tempdir().unwrap();
     let list = folder.path().join("accounts");
     std::fs::write(&list, "sk_1 = ann\n").unwrap();
-    let said = |more: &[&str]| {
-        let place = Place::sqlite();
+    let start_log = |more: &[&str]| {
+        let database = TestDatabase::sqlite();
         let mut command = Command::new(env!("CARGO_BIN_EXE_payments"));
-        command.args(["--store", &place.url(), "--provider", "http://127.0.0.1:1"]).args(more);
+        command.args(["--store", &database.url(), "--provider", "http://127.0.0.1:1"]).args(more);
         command.stderr(Stdio::piped());
-        let mut node = Program::of(command);
-        let mut log = node.stderr();
+        let mut node = Program::from_command(command);
+        let mut stderr = node.stderr();
         assert!(node.stop());
-        let mut said = String::new();
-        log.read_to_string(&mut said).expect("its log is read");
-        said
+        let mut log = String::new();
+        stderr.read_to_string(&mut log).expect("its log is read");
+        log
     };
-    let warning = "no --accounts: each token is an account of its own, which is for trying out";
-    let (without, with) = (said(&[]), said(&["--accounts", list.to_str().unwrap()]));
+    let warning = "no --accounts: each token is a separate account; use this for trials only";
+    let (without, with) = (start_log(&[]), start_log(&["--accounts", list.to_str().unwrap()]));
     assert!(without.lines().any(|line| line.contains("WARN") && line.contains(warning)), "{without}");
-    assert!(with.contains("ready") && !with.contains("an account of its own"), "{with}");
+    assert!(with.contains("ready") && !with.contains("a separate account"), "{with}");
 }
 
 #[tokio::test]
@@ -153,9 +153,9 @@ async fn bad_input_is_refused_with_its_fields_named() {
 }
 
 #[tokio::test]
-async fn an_account_sees_its_own_payments_and_nobody_elses() {
+async fn an_account_sees_only_its_own_payments() {
     let api = Api::start(&[]);
-    let id = api.paid("ann", "c", "k").await;
+    let id = api.pay("ann", "c", "k").await;
     let (status, body) = api.get(&format!("/payments/{id}"), "ann").await;
     assert_eq!(status, 200);
     assert_eq!(
@@ -177,9 +177,9 @@ async fn a_list_has_the_newest_payment_first() {
     let api = Api::start(&[]);
     let mut ids = Vec::new();
     for n in 0..5 {
-        ids.insert(0, api.paid("ann", "c d", &format!("k{n}")).await);
+        ids.insert(0, api.pay("ann", "c d", &format!("k{n}")).await);
     }
-    api.paid("ann", "other", "k").await;
+    api.pay("ann", "other", "k").await;
     let listed = api.program.payments("ann", "c%20d").await;
     let listed: Vec<_> = listed.iter().map(|payment| payment["paymentId"].as_str().unwrap()).collect();
     assert_eq!(listed, ids);
@@ -190,16 +190,16 @@ async fn a_list_has_the_newest_payment_first() {
 }
 
 #[tokio::test]
-async fn a_node_that_is_told_to_stop_ends_well() {
+async fn sigterm_ends_a_node_with_success() {
     let api = Api::start(&[]);
-    assert_eq!(api.program.0.look("/health").await.0, 200);
+    assert_eq!(api.program.0.get_json("/health").await.0, 200);
     assert!(api.program.0.stop());
 }
 
 #[tokio::test]
-async fn two_nodes_that_start_at_once_on_one_postgres_show_the_same() {
-    let place = Place::postgres();
-    let store = place.url();
+async fn two_nodes_may_start_at_once_on_one_postgres() {
+    let database = TestDatabase::postgres();
+    let store = database.url();
     let start = || Program::start(&["--store", &store, "--provider", "http://127.0.0.1:1"]);
     let nodes = std::thread::scope(|scope| {
         let nodes = [scope.spawn(start), scope.spawn(start)];
@@ -208,7 +208,7 @@ async fn two_nodes_that_start_at_once_on_one_postgres_show_the_same() {
     let made = nodes[0].post("/payments", "ann", "k", &payment("c", 4200)).await;
     let id = json(&made)["paymentId"].as_str().expect("an id").to_owned();
     for node in &nodes {
-        assert_eq!(node.0.look("/health").await.0, 200);
+        assert_eq!(node.0.get_json("/health").await.0, 200);
         assert_eq!(node.get(&format!("/payments/{id}"), "ann").await.1["paymentId"], *id);
         assert_eq!(node.get(&format!("/payments/{id}"), "bob").await.0, 404);
         assert_eq!(node.payments("ann", "c").await.len(), 1);

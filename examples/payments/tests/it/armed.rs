@@ -1,5 +1,5 @@
-//! A node with a failpoint armed, and what it said of it. Needs a binary that was built with the feature `failpoints`,
-//! and fails without.
+//! A node with an armed failpoint, and its log. The binary must have been built with the feature `failpoints`; tests fail
+//! otherwise.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::ExitStatusExt as _;
@@ -7,58 +7,60 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use crate::harness::Program;
-use crate::world::{Node, World, eventually};
+use crate::world::{Node, World, wait_for};
 
-/// A node that something happens to.
-pub(crate) struct Armed {
+/// A node with an armed failpoint.
+pub(crate) struct ArmedNode {
     pub(crate) node: Node,
     log: Arc<Mutex<String>>,
 }
 
-impl Armed {
-    /// Starts it, `failpoints` as in `IBID_FAILPOINTS`.
-    pub(crate) async fn start(world: &World, lease: &str, failpoints: &str) -> Armed {
-        Armed::of(world.serve(lease, "100ms", "100ms"), failpoints).await
+impl ArmedNode {
+    /// Starts a node with `failpoints`, in the syntax of `IBID_FAILPOINTS`.
+    pub(crate) async fn start(world: &World, lease: &str, failpoints: &str) -> ArmedNode {
+        ArmedNode::from_command(world.serve(lease, "100ms", "100ms"), failpoints).await
     }
 
-    /// The same with a command of the story's own.
-    pub(crate) async fn of(mut command: Command, failpoints: &str) -> Armed {
+    /// Starts a node from `command`, with `failpoints` as in [`ArmedNode::start`].
+    pub(crate) async fn from_command(mut command: Command, failpoints: &str) -> ArmedNode {
         command.env("IBID_FAILPOINTS", failpoints).stderr(Stdio::piped());
-        let mut program = Program::of(command);
+        let mut program = Program::from_command(command);
         let log = Arc::new(Mutex::new(String::new()));
-        let (stderr, kept) = (program.stderr(), log.clone());
-        // Ends with the program.
+        let (stderr, lines) = (program.stderr(), log.clone());
+        // The thread ends with the program.
         std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 eprintln!("armed: {line}");
-                let mut kept = kept.lock().expect("nobody panics with it");
-                kept.push_str(&line);
-                kept.push('\n');
+                let mut lines = lines.lock().expect("no panic under the lock");
+                lines.push_str(&line);
+                lines.push('\n');
             }
         });
-        let armed = Armed { node: Node(program), log };
-        armed.says("failpoints are armed").await;
+        let armed = ArmedNode { node: Node(program), log };
+        armed.wait_for_log("failpoints are armed").await;
         armed
     }
 
-    /// Waits until its log holds this.
-    pub(crate) async fn says(&self, what: &str) {
-        let wanted = format!("the log says `{what}`; was the binary built with the feature `failpoints`?");
-        eventually(&wanted, async || self.said(what).then_some(())).await;
+    /// Waits until the node has logged `text`.
+    pub(crate) async fn wait_for_log(&self, text: &str) {
+        let goal = format!("the log contains `{text}`; was the binary built with the feature `failpoints`?");
+        wait_for(&goal, async || self.has_logged(text).then_some(())).await;
     }
 
-    pub(crate) fn said(&self, what: &str) -> bool {
-        self.log.lock().expect("nobody panics with it").contains(what)
+    /// Returns whether the node has logged `text`.
+    pub(crate) fn has_logged(&self, text: &str) -> bool {
+        self.log.lock().expect("no panic under the lock").contains(text)
     }
 
-    /// Waits until it has killed itself.
-    pub(crate) async fn dies(&mut self) {
-        let ended = eventually("the node kills itself", || std::future::ready(self.node.0.ended())).await;
-        assert_eq!(ended.signal(), Some(9), "{ended}");
+    /// Waits until the node has killed itself.
+    pub(crate) async fn wait_until_killed(&mut self) {
+        let status =
+            wait_for("the node kills itself", || std::future::ready(self.node.0.exit_status())).await;
+        assert_eq!(status.signal(), Some(9), "{status}");
     }
 
-    /// Waits until it has stopped itself.
-    pub(crate) async fn stops(&self) {
-        eventually("the node stops itself", async || self.node.0.is_paused().then_some(())).await;
+    /// Waits until the node has stopped itself (SIGSTOP).
+    pub(crate) async fn wait_until_stopped(&self) {
+        wait_for("the node stops itself", async || self.node.0.is_paused().then_some(())).await;
     }
 }

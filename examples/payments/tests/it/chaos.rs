@@ -1,10 +1,10 @@
-//! Two nodes on one database, which die where a seed decides, the database crashed too where it is a server, and a
-//! processor that misbehaves: every key is one payment or ride, everything settles, the processor charges exactly once for
-//! each, and no answer ever changes.
+//! Randomized crashes: two nodes on one database die at failpoints, a PostgreSQL server crashes, too, and the processor
+//! injects faults. Still every key makes one payment or ride, everything settles, the processor charges exactly once for
+//! each, and no response ever changes.
 //!
-//! Each life of a node ends at a place in its work, the nth time that it comes by, both drawn from the seed; the database
-//! crashes after a number of answers, drawn too. Clients go on until all of it has happened. `scripts/soak` runs it;
-//! `IBID_SEED=… cargo nextest run --profile soak …` draws the same again.
+//! The seed decides at which failpoint, and at which hit of it, each life of a node ends, and after how many responses the
+//! server crashes. Clients send requests until all of it has happened. `scripts/soak` runs this test;
+//! `IBID_SEED=… cargo nextest run --profile soak …` makes the same draws again.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -20,41 +20,41 @@ use ibid_testkit::processor::{CardProcessor, ChargeFaults, ProcessorOptions};
 use tokio::sync::mpsc;
 use tokio::task::block_in_place;
 
-use crate::clients::{TOKEN, Told, Wish, is_later, wishes};
-use crate::failpoints::places;
+use crate::clients::{CompletedRequest, PlannedRequest, TOKEN, is_later, plan_requests};
+use crate::failpoints::failpoint_names;
 use crate::harness::Program;
-use crate::world::{Place, World, eventually, posted};
+use crate::world::{TestDatabase, World, post_request, wait_for};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_settles_whatever_is_killed_on_postgres() {
-    everything_settles(Place::own_postgres()).await;
+    everything_settles(TestDatabase::own_postgres()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_settles_whatever_is_killed_in_one_file() {
-    everything_settles(Place::sqlite()).await;
+    everything_settles(TestDatabase::sqlite()).await;
 }
 
-/// What the test is told as it goes.
+/// An event that a client or a node reports to the test.
 enum News {
-    /// A client has an answer.
-    Answered(Told),
-    /// A node has killed itself there.
+    /// A client got a 201 response.
+    Answered(CompletedRequest),
+    /// A node has killed itself at this failpoint.
     Died(usize, String),
 }
 
-/// What clients and nodes share.
+/// State that clients and nodes share.
 struct Scene {
     addresses: Mutex<[Option<SocketAddr>; 2]>,
-    /// Held by whoever starts a node, or crashes the database that it would need.
+    /// Held while a node starts and while the database crashes, because a starting node needs the database.
     starting: tokio::sync::Mutex<()>,
-    /// Lives that have not ended yet, of both nodes.
+    /// Number of lives that have not ended yet, of both nodes together.
     lives: AtomicUsize,
-    /// Requests that were sent and never answered.
+    /// Number of requests that were sent and got no response.
     cut: AtomicUsize,
 }
 
-async fn everything_settles(place: Place) {
+async fn everything_settles(database: TestDatabase) {
     let seed = match std::env::var("IBID_SEED") {
         Ok(seed) => seed.parse().expect("a number"),
         Err(_) => RandomState::new().hash_one(0u8),
@@ -65,10 +65,10 @@ async fn everything_settles(place: Place) {
         seed,
         ..ProcessorOptions::default()
     });
-    let mut world = World { place, provider };
+    let mut world = World { database, provider };
     let mut dice = Dice(seed);
     let mut crashes: Vec<usize> = (0..CRASHES).map(|_| 1 + dice.below(CLIENTS * REQUESTS)).collect();
-    if matches!(world.place, Place::Sqlite(_)) {
+    if matches!(world.database, TestDatabase::Sqlite(_)) {
         crashes.clear();
     }
     let scene = Arc::new(Scene {
@@ -77,111 +77,115 @@ async fn everything_settles(place: Place) {
         lives: AtomicUsize::new(2 * LIVES),
         cut: AtomicUsize::new(0),
     });
-    let (tell, mut told) = mpsc::unbounded_channel();
+    let (sender, mut events) = mpsc::unbounded_channel();
     let nodes = [0, 1].map(|n| {
         let ends = lives(&mut dice);
         let commands = ends.into_iter().map(|end| (world.serve(LEASE, "100ms", "100ms"), end)).collect();
         let last = world.serve(LEASE, "100ms", "100ms");
-        tokio::spawn(nodes_lives(n, commands, last, scene.clone(), tell.clone()))
+        tokio::spawn(run_node(n, commands, last, scene.clone(), sender.clone()))
     });
-    let clients = (0..CLIENTS).map(|client| tokio::spawn(clients_work(client, scene.clone(), tell.clone())));
+    let clients = (0..CLIENTS).map(|client| tokio::spawn(run_client(client, scene.clone(), sender.clone())));
     let clients: Vec<_> = clients.collect();
-    drop(tell);
+    drop(sender);
 
-    let mut kept: HashMap<String, Told> = HashMap::new();
+    let mut completed: HashMap<String, CompletedRequest> = HashMap::new();
     let (mut answers, mut deaths) = (0, 0);
-    while let Some(news) = told.recv().await {
-        match news {
+    while let Some(event) = events.recv().await {
+        match event {
             News::Answered(answer) => {
                 answers += 1;
-                // The other client of this key has been given the same.
-                let before = kept.get(&answer.wish.key).map(|before| before.body.clone());
+                // Two clients use this key, and both must get the same response.
+                let before = completed.get(&answer.request.key).map(|before| before.body.clone());
                 assert!(
                     before.is_none_or(|before| before == answer.body),
-                    "{:?} has two answers",
-                    answer.wish
+                    "{:?} has two different responses",
+                    answer.request
                 );
-                kept.insert(answer.wish.key.clone(), answer);
+                completed.insert(answer.request.key.clone(), answer);
                 for _ in crashes.extract_if(.., |at| *at == answers) {
-                    println!("after {answers} answers: the database");
-                    let Place::Postgres(server) = &mut world.place else { unreachable!("a server") };
-                    let _held = scene.starting.lock().await;
+                    println!("after {answers} responses: the database crashes");
+                    let TestDatabase::Postgres(server) = &mut world.database else {
+                        unreachable!("a server")
+                    };
+                    let _guard = scene.starting.lock().await;
                     block_in_place(|| server.restart());
                 }
             }
             News::Died(node, at) => {
-                println!("after {answers} answers: node {node} at {at}");
+                println!("after {answers} responses: node {node} dies at {at}");
                 deaths += 1;
-                world.has_a_payment_exactly_for_each_answer().await;
+                world.assert_payments_match_responses().await;
             }
         }
     }
-    // Whoever panicked has not told everything.
+    // A client that panicked has not reported all its responses.
     join_all(clients).await.into_iter().for_each(|client| client.expect("no client panics"));
     let nodes: Vec<_> =
         join_all(nodes).await.into_iter().map(|node| node.expect("nodes die as drawn")).collect();
     assert_eq!((deaths, crashes), (2 * LIVES, vec![]));
     assert!(answers >= CLIENTS * REQUESTS, "{answers}");
-    world.has_kept_its_promise(nodes[0].address, kept.into_values().collect()).await;
+    world.assert_each_ran_once(nodes[0].address, completed.into_values().collect()).await;
 
-    // None of it would be so if nothing had been broken.
+    // Proves that the faults happened: without them, the assertions above would hold trivially.
     let cut = scene.cut.load(Ordering::Relaxed);
     let (_, list) = world.provider.get("/charges").await;
     let (asked, charged) = (list["requests"].as_u64().expect("a number"), list["count"].as_u64());
-    println!("{answers} answers, {cut} requests cut, {asked} calls for {charged:?} charges");
-    assert!(cut > 0, "a node died with a request in its hands");
-    assert!(Some(asked) > charged, "a charge whose worker died was asked for again");
+    println!("{answers} responses, {cut} requests cut, {asked} calls for {charged:?} charges");
+    assert!(cut > 0, "a node died with a request in flight");
+    assert!(Some(asked) > charged, "a charge whose worker died was requested again");
 }
 
-/// Where the lives of a node end, as in `IBID_FAILPOINTS`. The first has a client's request in its hands, of which nobody
-/// else has heard; the second has called the processor and not written that down.
+/// Draws where the lives of a node end, in the syntax of `IBID_FAILPOINTS`.
+///
+/// The first life always ends during a client's request, and the second after a call to the processor whose result is not
+/// yet written: the test needs both to prove something.
 fn lives(dice: &mut Dice) -> Vec<String> {
-    let all = places();
+    let all = failpoint_names();
     let mut ends = vec![IN_A_REQUEST[dice.below(IN_A_REQUEST.len())], "call.after"];
     ends.extend((ends.len()..LIVES).map(|_| all[dice.below(all.len())]));
     ends.into_iter()
-        .map(|place| format!("{place}={}*off->1*return(kill)", 1 + dice.below(PASSES_MAX)))
+        .map(|point| format!("{point}={}*off->1*return(kill)", 1 + dice.below(PASSES_MAX)))
         .collect()
 }
 
-/// One node after the other in the same place, and the last, which stays.
-async fn nodes_lives(
+/// Runs one process after the other as this node, and returns the last, which does not die.
+async fn run_node(
     node: usize,
     lives: Vec<(Command, String)>,
     last: Command,
     scene: Arc<Scene>,
-    tell: mpsc::UnboundedSender<News>,
+    sender: mpsc::UnboundedSender<News>,
 ) -> Program {
     for (mut command, end) in lives {
         command.env("IBID_FAILPOINTS", &end);
-        // It may die of what the one before has left, and never listen.
-        let ended = match scene.start(node, command).await {
+        // It may hit its failpoint in work that its predecessor left, and die before it listens.
+        let status = match scene.start(node, command).await {
             Ok(mut program) => {
-                eventually("the node kills itself", || std::future::ready(program.ended())).await
+                wait_for("the node kills itself", || std::future::ready(program.exit_status())).await
             }
-            Err(ended) => ended,
+            Err(status) => status,
         };
-        assert_eq!(ended.signal(), Some(9), "{end}: {ended}");
+        assert_eq!(status.signal(), Some(9), "{end}: {status}");
         scene.lives.fetch_sub(1, Ordering::Relaxed);
-        // The test has failed if nobody listens any more.
-        let _ = tell.send(News::Died(node, end));
+        // Sending fails only if the test has already failed.
+        let _ = sender.send(News::Died(node, end));
     }
     scene.start(node, last).await.expect("it listens")
 }
 
 impl Scene {
     async fn start(&self, node: usize, command: Command) -> Result<Program, std::process::ExitStatus> {
-        let _held = self.starting.lock().await;
-        let program = block_in_place(|| Program::try_of(command))?;
-        self.addresses.lock().expect("nobody panics with it")[node] = Some(program.address);
+        let _guard = self.starting.lock().await;
+        let program = block_in_place(|| Program::try_from_command(command))?;
+        self.addresses.lock().expect("no panic under the lock")[node] = Some(program.address);
         Ok(program)
     }
 
     /// Posts to a node that may be dying.
-    async fn post(&self, node: usize, wish: &Wish) -> Option<TestResponse> {
-        let address = self.addresses.lock().expect("nobody panics with it")[node]?;
+    async fn post(&self, node: usize, request: &PlannedRequest) -> Option<TestResponse> {
+        let address = self.addresses.lock().expect("no panic under the lock")[node]?;
         let mut client = Client::try_connect(address).await?;
-        let answer = client.try_call(&posted(wish.target, TOKEN, &wish.key, &wish.body)).await;
+        let answer = client.try_call(&post_request(request.target, TOKEN, &request.key, &request.body)).await;
         let answer = answer.filter(|answer| !answer.cut);
         if answer.is_none() {
             self.cut.fetch_add(1, Ordering::Relaxed);
@@ -190,32 +194,36 @@ impl Scene {
     }
 }
 
-/// One client: its requests one after the other, each to one node and the other until it is done. Another client has the
-/// same keys, and begins with the other node. It goes on for as long as a node is yet to die.
-async fn clients_work(client: usize, scene: Arc<Scene>, tell: mpsc::UnboundedSender<News>) {
-    let mut own = wishes(REQUESTS_MAX / 2, REQUESTS_MAX / 2);
+/// Runs one client until all lives have ended: it sends its requests one after the other, each to both nodes in turn until
+/// it is done.
+///
+/// Another client has the same keys and begins with the other node.
+async fn run_client(client: usize, scene: Arc<Scene>, sender: mpsc::UnboundedSender<News>) {
+    let mut planned = plan_requests(REQUESTS_MAX / 2, REQUESTS_MAX / 2);
     // Payments and rides in turn.
-    own.sort_by_key(|wish| (wish.key[1..].parse::<usize>().expect("a number"), wish.key.clone()));
-    for (n, wish) in own.into_iter().enumerate() {
+    planned
+        .sort_by_key(|request| (request.key[1..].parse::<usize>().expect("a number"), request.key.clone()));
+    for (n, request) in planned.into_iter().enumerate() {
         if n >= REQUESTS && scene.lives.load(Ordering::Relaxed) == 0 {
             return;
         }
-        let wish = Wish { key: format!("{}-{}", wish.key, client / CLIENTS_OF_A_KEY), ..wish };
+        let request =
+            PlannedRequest { key: format!("{}-{}", request.key, client / CLIENTS_OF_A_KEY), ..request };
         let mut tries = client;
-        let answer = eventually("the request is carried out", || {
+        let answer = wait_for("the request is done", || {
             tries += 1;
-            let (scene, wish) = (&scene, &wish);
-            async move { scene.post(tries % 2, wish).await.filter(|answer| !is_later(answer)) }
+            let (scene, request) = (&scene, &request);
+            async move { scene.post(tries % 2, request).await.filter(|answer| !is_later(answer)) }
         })
         .await;
-        assert_eq!(answer.status, 201, "{wish:?}: {}", answer.text());
-        // The test has failed if nobody listens any more.
-        let _ = tell.send(News::Answered(Told::new(wish, answer.body)));
+        assert_eq!(answer.status, 201, "{request:?}: {}", answer.text());
+        // Sending fails only if the test has already failed.
+        let _ = sender.send(News::Answered(CompletedRequest::new(request, answer.body)));
     }
-    panic!("the nodes live on");
+    panic!("a node did not die");
 }
 
-/// Draws the same from the same seed.
+/// A random number generator that makes the same draws from the same seed.
 struct Dice(u64);
 
 impl Dice {
@@ -226,7 +234,7 @@ impl Dice {
     }
 }
 
-/// Places that only a request comes by.
+/// Failpoints that only a client's request hits.
 const IN_A_REQUEST: [&str; 10] = [
     "begin.before",
     "begin.after",
@@ -240,28 +248,28 @@ const IN_A_REQUEST: [&str; 10] = [
     "finish.after",
 ];
 
-/// Of each node that end early: often enough that some successors die of what was left to them.
+/// Lives of each node that end early. With four, some nodes die in work that their predecessor left.
 const LIVES: usize = 4;
 
-/// How often a place is passed before it is hit, at most. More would need more requests than the test's time has room for.
+/// Largest number of passes before a failpoint acts. More would need more requests than the test has time for.
 const PASSES_MAX: usize = 6;
 
-/// Crashes of a database that is a server.
+/// Crashes of the PostgreSQL server.
 const CRASHES: usize = 2;
 
-/// One call in six. More would make the pauses between an effect's tries longer than the test's patience.
+/// Faults in one call of six. With more, the pauses between an effect's tries would exceed the test's patience.
 const FAULTS: &str = "timeout=0.01,reset=0.04,error=0.04,refuse=0.02,busy=0.03:1s,late=0.03:300ms";
 
-/// Short, so that what a killed node left is taken up soon.
+/// Short, so that another node soon takes over the work of a killed one.
 const LEASE: &str = "2s";
 
 const CLIENTS: usize = 8;
 
-/// A client and its double: a user who presses twice, or a load balancer that sends again.
+/// Clients that share their keys, like a user who clicks twice or a load balancer that sends a request again.
 const CLIENTS_OF_A_KEY: usize = 2;
 
-/// Of each client, at least.
+/// Smallest number of requests per client.
 const REQUESTS: usize = 20;
 
-/// Of each client, at most: each life needs some requests to come to its end.
+/// Largest number of requests per client. Each life needs some requests until its failpoint acts.
 const REQUESTS_MAX: usize = 400;

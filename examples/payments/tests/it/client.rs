@@ -1,4 +1,4 @@
-//! The client of the card processor: what each failure proves.
+//! The processor client: what each failure proves about a charge.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,18 +18,18 @@ async fn charge(client: &ProcessorClient, key: &str, amount_cents: i64) -> Charg
     client.charge(key, &ChargeRequest::new(&payment, "pay_1"), true).await
 }
 
-async fn charged_with(faults: &str, timeout: Duration) -> (ChargeOutcome, CardProcessor) {
+async fn charge_with_faults(faults: &str, timeout: Duration) -> (ChargeOutcome, CardProcessor) {
     let processor = CardProcessor::with_faults(faults);
     let outcome = charge(&client_of(&processor.url(), timeout), "k", 500).await;
     (outcome, processor)
 }
 
-fn succeeded(outcome: &ChargeOutcome) -> bool {
+fn is_success(outcome: &ChargeOutcome) -> bool {
     matches!(outcome, ChargeOutcome::Ended(Charge { succeeded: true, charge_id: Some(_) }))
 }
 
-/// Answers every connection with these bytes, after it has read some of the request, and closes it.
-async fn saying(bytes: &'static str) -> SocketAddr {
+/// Starts a server that reads some of each request, responds with these bytes, and closes the connection.
+async fn serve_bytes(bytes: &'static str) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -47,10 +47,10 @@ async fn charges_are_made_declined_refused_and_found() {
     let client = client_of(&processor.url(), CHARGE_WITHIN);
     assert_eq!(client.find("k").await, Ok(None));
     let first = charge(&client, "k", 500).await;
-    assert!(succeeded(&first), "{first:?}");
+    assert!(is_success(&first), "{first:?}");
     assert_eq!(charge(&client, "k", 500).await, first);
-    let ChargeOutcome::Ended(made) = first else { unreachable!() };
-    assert_eq!(client.find("k").await, Ok(Some(made)));
+    let ChargeOutcome::Ended(first) = first else { unreachable!() };
+    assert_eq!(client.find("k").await, Ok(Some(first)));
     let ChargeOutcome::Ended(declined) = charge(&client, "l", 513).await else { panic!("not declined") };
     assert!(!declined.succeeded);
     assert_eq!(client.find("l").await, Ok(Some(declined)));
@@ -60,7 +60,7 @@ async fn charges_are_made_declined_refused_and_found() {
 
 #[tokio::test]
 async fn a_refused_connection_proves_that_nothing_was_charged() {
-    // Bound and not listening: no other program gets the port, and none answers on it.
+    // The port is bound but not listening: no other program can get it, and connections are refused.
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let client = client_of(&format!("http://{}", socket.local_addr().unwrap()), CHARGE_WITHIN);
@@ -71,26 +71,26 @@ async fn a_refused_connection_proves_that_nothing_was_charged() {
 
 #[tokio::test]
 async fn a_busy_processor_has_charged_nothing() {
-    let (outcome, processor) = charged_with("busy=1:3s", CHARGE_WITHIN).await;
+    let (outcome, processor) = charge_with_faults("busy=1:3s", CHARGE_WITHIN).await;
     let pause = Some(Duration::from_secs(3));
     assert!(matches!(&outcome, ChargeOutcome::NotMade { after, .. } if *after == pause), "{outcome:?}");
     assert!(processor.charges("idempotencyKey").await.is_empty());
 }
 
 #[tokio::test]
-async fn whatever_may_hide_a_charge_is_uncertain() {
+async fn a_response_that_may_hide_a_charge_is_uncertain() {
     for faults in ["reset=1", "error=1", "refuse=1"] {
-        let (outcome, _processor) = charged_with(faults, CHARGE_WITHIN).await;
+        let (outcome, _processor) = charge_with_faults(faults, CHARGE_WITHIN).await;
         assert!(matches!(outcome, ChargeOutcome::Uncertain { .. }), "{faults}: {outcome:?}");
     }
 }
 
 #[tokio::test]
 async fn after_a_time_out_the_same_key_finds_the_charge() {
-    let (outcome, processor) = charged_with("timeout=first", Duration::from_millis(300)).await;
+    let (outcome, processor) = charge_with_faults("timeout=first", Duration::from_millis(300)).await;
     assert!(matches!(outcome, ChargeOutcome::Uncertain { .. }), "{outcome:?}");
     let outcome = charge(&client_of(&processor.url(), CHARGE_WITHIN), "k", 500).await;
-    assert!(succeeded(&outcome), "{outcome:?}");
+    assert!(is_success(&outcome), "{outcome:?}");
     assert_eq!(processor.charges("idempotencyKey").await, ["k"]);
 }
 
@@ -103,7 +103,7 @@ async fn a_response_that_breaks_off_is_uncertain() {
         "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 99\r\n\r\n",
         "no HTTP at all\r\n\r\n",
     ] {
-        let address = saying(bytes).await;
+        let address = serve_bytes(bytes).await;
         let outcome = charge(&client_of(&format!("http://{address}"), CHARGE_WITHIN), "k", 500).await;
         assert!(matches!(outcome, ChargeOutcome::Uncertain { .. }), "{bytes:?}: {outcome:?}");
     }
@@ -116,16 +116,16 @@ async fn a_dead_pooled_connection_is_never_taken_for_a_charge() {
     let options = ProcessorOptions { state, ..ProcessorOptions::default() };
     let processor = CardProcessor::start(options.clone());
     let client = client_of(&processor.url(), CHARGE_WITHIN);
-    assert!(succeeded(&charge(&client, "k", 500).await));
+    assert!(is_success(&charge(&client, "k", 500).await));
     drop(processor);
-    // Whether the client notices before it writes is up to the kernel, but nothing may count as charged.
+    // The kernel decides whether the client notices before it writes. In both cases nothing may count as charged.
     let outcome = charge(&client, "l", 500).await;
     assert!(
         matches!(outcome, ChargeOutcome::NotMade { .. } | ChargeOutcome::Uncertain { .. }),
         "{outcome:?}"
     );
     let processor = CardProcessor::start(options);
-    // Another reference: the key belongs to the first charge.
+    // 422, because this request has another reference: the key belongs to the first charge.
     assert_eq!(processor.call(&charge_request("k", 500)).await.status, 422);
     assert_eq!(processor.charges("idempotencyKey").await, ["k"]);
 }

@@ -1,5 +1,5 @@
-//! Clients that send each request under its key until it is carried out, to whichever node is said to be there, and
-//! remember every answer they were given.
+//! Clients that send each request under its key until it is done, to the node whose address the test publishes, and check
+//! every response that they get.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,47 +11,51 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::harness::PATIENCE;
-use crate::world::{eventually, payment, ride, try_post_to};
+use crate::world::{payment, ride, try_post_to, wait_for};
 
-/// One request, which is to be carried out once.
+/// A payment or ride that must be executed once.
 #[derive(Clone, Debug)]
-pub(crate) struct Wish {
+pub(crate) struct PlannedRequest {
     pub(crate) target: &'static str,
     pub(crate) key: String,
     pub(crate) body: Value,
 }
 
-/// So many payments and rides.
-pub(crate) fn wishes(payments: usize, rides: usize) -> Vec<Wish> {
-    let payments =
-        (0..payments).map(|n| Wish { target: "/payments", key: format!("p{n}"), body: payment("c", 500) });
-    let rides = (0..rides).map(|n| Wish { target: "/rides", key: format!("r{n}"), body: ride(900) });
+/// Plans so many payments and rides, each under a separate key.
+pub(crate) fn plan_requests(payments: usize, rides: usize) -> Vec<PlannedRequest> {
+    let payments = (0..payments).map(|n| PlannedRequest {
+        target: "/payments",
+        key: format!("p{n}"),
+        body: payment("c", 500),
+    });
+    let rides =
+        (0..rides).map(|n| PlannedRequest { target: "/rides", key: format!("r{n}"), body: ride(900) });
     payments.chain(rides).collect()
 }
 
-/// What a client was told.
-pub(crate) struct Told {
-    pub(crate) wish: Wish,
+/// A planned request and the body of its 201 response.
+pub(crate) struct CompletedRequest {
+    pub(crate) request: PlannedRequest,
     pub(crate) body: Vec<u8>,
-    /// Requests to nodes that have gone or gone silent. A client that still listens may be answered yet.
-    late: Vec<JoinHandle<Option<TestResponse>>>,
+    /// Requests to nodes that died or stopped. The connection is still open, so a response may still arrive.
+    unanswered: Vec<JoinHandle<Option<TestResponse>>>,
 }
 
-impl Told {
-    pub(crate) fn new(wish: Wish, body: Vec<u8>) -> Told {
-        Told { wish, body, late: Vec::new() }
+impl CompletedRequest {
+    pub(crate) fn new(request: PlannedRequest, body: Vec<u8>) -> CompletedRequest {
+        CompletedRequest { request, body, unanswered: Vec::new() }
     }
 
-    /// Whose id it was given.
+    /// Returns the id of the payment or ride in the response.
     pub(crate) fn id(&self) -> String {
-        let answer: Value = serde_json::from_slice(&self.body).expect("JSON");
-        let id = answer["paymentId"].as_str().or(answer["rideId"].as_str());
-        id.unwrap_or_else(|| panic!("no id in {answer}")).to_owned()
+        let body: Value = serde_json::from_slice(&self.body).expect("JSON");
+        let id = body["paymentId"].as_str().or(body["rideId"].as_str());
+        id.unwrap_or_else(|| panic!("no id in {body}")).to_owned()
     }
 
-    /// Waits for the answers that are still to come: whatever success they tell of is the one that is known.
-    pub(crate) async fn hears_the_rest(&mut self) {
-        for answer in join_all(self.late.drain(..)).await {
+    /// Waits for the outstanding responses, and asserts that each success equals the known response.
+    pub(crate) async fn assert_late_responses_agree(&mut self) {
+        for answer in join_all(self.unanswered.drain(..)).await {
             let answer = answer.expect("no panic").filter(|answer| !is_later(answer));
             if let Some(answer) = answer {
                 assert_eq!((answer.status, &answer.body), (201, &self.body), "{}", answer.text());
@@ -59,54 +63,58 @@ impl Told {
         }
     }
 
-    /// Asks again: a replay of the same bytes.
-    pub(crate) async fn is_told_again(&self, node: SocketAddr) {
-        let answer = eventually("the answer is given again", || async {
-            let again = try_post_to(node, self.wish.target, TOKEN, &self.wish.key, &self.wish.body).await?;
+    /// Sends the request again, and asserts that the response is replayed byte for byte.
+    pub(crate) async fn assert_replayed(&self, node: SocketAddr) {
+        let answer = wait_for("the response is replayed", || async {
+            let again =
+                try_post_to(node, self.request.target, TOKEN, &self.request.key, &self.request.body).await?;
             (!is_later(&again)).then_some(again)
         })
         .await;
         assert_eq!((answer.status, &answer.body), (201, &self.body), "{}", answer.text());
-        assert_eq!(answer.header("idempotent-replayed").as_deref(), Some("true"), "{:?}", self.wish);
+        assert_eq!(answer.header("idempotent-replayed").as_deref(), Some("true"), "{:?}", self.request);
     }
 }
 
-/// Sends all at once, each again and again until it is carried out. When `node` changes, everybody turns to the new one.
-pub(crate) async fn carried_out(wishes: Vec<Wish>, node: &watch::Receiver<SocketAddr>) -> Vec<Told> {
-    join_all(wishes.into_iter().map(|wish| one(wish, node.clone()))).await
+/// Sends all requests at once and retries each until it is done. When `node` changes, all clients turn to the new node.
+pub(crate) async fn send_until_done(
+    planned: Vec<PlannedRequest>,
+    node: &watch::Receiver<SocketAddr>,
+) -> Vec<CompletedRequest> {
+    join_all(planned.into_iter().map(|request| send_one(request, node.clone()))).await
 }
 
-async fn one(wish: Wish, mut node: watch::Receiver<SocketAddr>) -> Told {
-    let mut late = Vec::new();
+async fn send_one(request: PlannedRequest, mut node: watch::Receiver<SocketAddr>) -> CompletedRequest {
+    let mut unanswered = Vec::new();
     let asking = async {
         loop {
             let address = *node.borrow_and_update();
-            let Wish { target, key, body } = wish.clone();
+            let PlannedRequest { target, key, body } = request.clone();
             let mut asking =
                 tokio::spawn(async move { try_post_to(address, target, TOKEN, &key, &body).await });
             tokio::select! {
                 answer = &mut asking => match answer.expect("no panic") {
                     Some(answer) if !is_later(&answer) => return answer,
-                    // Asking does not slow down what is asked for.
+                    // Pause, so that retries do not slow down the request that they wait for.
                     _ => tokio::time::sleep(ASK_EVERY).await,
                 },
-                Ok(()) = node.changed() => late.push(asking),
+                Ok(()) = node.changed() => unanswered.push(asking),
             }
         }
     };
     let answer = tokio::time::timeout(PATIENCE, asking).await;
-    let answer = answer.unwrap_or_else(|_| panic!("in vain: {wish:?}"));
-    assert_eq!(answer.status, 201, "{wish:?}: {}", answer.text());
-    Told { wish, body: answer.body, late }
+    let answer = answer.unwrap_or_else(|_| panic!("no result in time: {request:?}"));
+    assert_eq!(answer.status, 201, "{request:?}: {}", answer.text());
+    CompletedRequest { request, body: answer.body, unanswered }
 }
 
-/// "The same again, later."
+/// Returns whether the response asks for a retry of the same request.
 pub(crate) fn is_later(answer: &TestResponse) -> bool {
     matches!(answer.status, 409 | 503)
 }
 
-/// Whose payments they are.
+/// Token of the account that makes all payments.
 pub(crate) const TOKEN: &str = "ann";
 
-/// A client that was told "later" and does not heed `Retry-After`.
+/// Pause between two tries of a client. It is shorter than any `Retry-After`, like that of an impatient client.
 const ASK_EVERY: Duration = Duration::from_millis(50);

@@ -1,5 +1,5 @@
-//! Nodes that are killed and nodes that share a database: every key is one payment, every payment settles, and the
-//! processor charges exactly once for each.
+//! Killed nodes, and nodes that share a database: every key makes one payment, every payment settles, and the processor
+//! charges exactly once for each.
 
 use std::collections::HashMap;
 
@@ -9,33 +9,33 @@ use futures_util::stream::FuturesUnordered;
 use ibid_testkit::postgres::Postgres;
 use serde_json::Value;
 
-use crate::world::{Node, Place, World, json, on_both_databases, payment};
+use crate::world::{Node, TestDatabase, World, json, on_both_databases, payment};
 
 on_both_databases!(
-    a_node_is_killed_with_fifty_payments_in_flight,
+    fifty_payments_in_flight_survive_a_kill,
     two_nodes_make_one_payment_of_one_key,
-    a_node_carries_on_what_its_killed_neighbour_left,
+    a_node_completes_the_payments_of_a_killed_one,
 );
 
-async fn a_node_is_killed_with_fifty_payments_in_flight(place: Place) {
-    // Besides, the first call for each payment charges and gets no answer.
-    let world = World::new(place, "reset=first");
+async fn fifty_payments_in_flight_survive_a_kill(database: TestDatabase) {
+    // In addition, the first call for each payment charges and gets no response.
+    let world = World::new(database, "reset=first");
     let node = world.node("2s");
-    let answered = killed_after(10, 50, node).await;
+    let answered = kill_after(10, 50, node).await;
     world.lapse().await;
     let node = world.node("2s");
-    all_are_one_payment_each(&world, &node, 50, &answered).await;
+    assert_one_payment_per_key(&world, &node, 50, &answered).await;
 }
 
-async fn a_node_carries_on_what_its_killed_neighbour_left(place: Place) {
-    let world = World::new(place, "timeout=first");
+async fn a_node_completes_the_payments_of_a_killed_one(database: TestDatabase) {
+    let world = World::new(database, "timeout=first");
     let (killed, node) = (world.node("2s"), world.node("2s"));
-    let answered = killed_after(5, 20, killed).await;
-    all_are_one_payment_each(&world, &node, 20, &answered).await;
+    let answered = kill_after(5, 20, killed).await;
+    assert_one_payment_per_key(&world, &node, 20, &answered).await;
 }
 
-async fn two_nodes_make_one_payment_of_one_key(place: Place) {
-    let world = World::new(place, "");
+async fn two_nodes_make_one_payment_of_one_key(database: TestDatabase) {
+    let world = World::new(database, "");
     let nodes = [world.node("10s"), world.node("10s")];
     let keys: Vec<String> = (0..10).map(key).collect();
     let body = payment("c", 500);
@@ -48,20 +48,20 @@ async fn two_nodes_make_one_payment_of_one_key(place: Place) {
     let mut answered: HashMap<String, Value> = HashMap::new();
     for (key, answer) in join_all(posts).await {
         assert_eq!(answer.status, 201, "{}", answer.text());
-        let said = json(&answer);
-        assert_eq!(answered.entry(key).or_insert_with(|| said.clone()), &said);
+        let body = json(&answer);
+        assert_eq!(answered.entry(key).or_insert_with(|| body.clone()), &body);
     }
-    all_are_one_payment_each(&world, &nodes[1], 10, &answered).await;
+    assert_one_payment_per_key(&world, &nodes[1], 10, &answered).await;
 }
 
-/// Where transactions are told to run again (40001) for being in each other's way.
+/// Under serializable isolation, PostgreSQL aborts conflicting transactions with 40001, and the application repeats them.
 #[tokio::test]
-async fn payments_that_are_in_each_others_way_are_all_made() {
+async fn conflicting_transactions_are_repeated_until_they_commit() {
     let server = Postgres::shared();
     let database = server.database();
     let strict = format!("alter database {database} set default_transaction_isolation = 'serializable'");
     server.sql(database, &strict);
-    let world = World::new(Place::Postgres(Box::new(server)), "");
+    let world = World::new(TestDatabase::Postgres(Box::new(server)), "");
     let nodes = [world.node("10s"), world.node("10s")];
     let body = &payment("c", 500);
     let posts = (0..40).map(|n| {
@@ -73,11 +73,11 @@ async fn payments_that_are_in_each_others_way_are_all_made() {
         assert_eq!(answer.status, 201, "{}", answer.text());
         answered.insert(key, json(&answer));
     }
-    all_are_one_payment_each(&world, &nodes[0], 40, &answered).await;
+    assert_one_payment_per_key(&world, &nodes[0], 40, &answered).await;
 }
 
-/// Sends so many payments at once and kills the node after so many answers. What was answered.
-async fn killed_after(answers: usize, payments: usize, node: Node) -> HashMap<String, Value> {
+/// Sends so many payments at once, kills the node after so many responses, and returns the responses by key.
+async fn kill_after(answers: usize, payments: usize, node: Node) -> HashMap<String, Value> {
     let mut answered = HashMap::new();
     let mut node = Some(node);
     let address = node.as_ref().map(|node| node.0.address).expect("it runs");
@@ -89,7 +89,7 @@ async fn killed_after(answers: usize, payments: usize, node: Node) -> HashMap<St
         .collect();
     while let Some((key, answer)) = posts.next().await {
         let Some(answer) = answer else { continue };
-        // A node that is being overrun may say "later", never anything else.
+        // A busy node may ask for a retry, but must not respond with anything else.
         assert!(matches!(answer.status, 201 | 409 | 503), "{}", answer.text());
         if answer.status == 201 {
             answered.insert(key, json(&answer));
@@ -104,8 +104,8 @@ async fn killed_after(answers: usize, payments: usize, node: Node) -> HashMap<St
     answered
 }
 
-/// Sends every key again: the answers of before are given again, and each key is one payment and one charge.
-async fn all_are_one_payment_each(
+/// Sends every key again, and asserts that earlier responses are replayed and each key made one payment and one charge.
+async fn assert_one_payment_per_key(
     world: &World,
     node: &Node,
     payments: usize,
@@ -120,12 +120,12 @@ async fn all_are_one_payment_each(
         let answer = json(&answer);
         assert!(
             answered.get(key).is_none_or(|before| *before == answer),
-            "{key} was answered otherwise before"
+            "{key} had another response before"
         );
         ids.push(answer["paymentId"].as_str().expect("an id").to_owned());
     }
     for id in &ids {
-        assert_eq!(node.settled("ann", id).await["status"], "succeeded");
+        assert_eq!(node.wait_until_settled("ann", id).await["status"], "succeeded");
     }
     ids.sort();
     let mut listed: Vec<String> = node
@@ -136,7 +136,7 @@ async fn all_are_one_payment_each(
         .collect();
     listed.sort();
     assert_eq!(listed, ids);
-    assert_eq!(world.charged().await, ids);
+    assert_eq!(world.charged_references().await, ids);
 }
 
 fn key(n: usize) -> String {

@@ -8,27 +8,28 @@ use std::time::Duration;
 use ibid_testkit::client::{Client, TestRequest, TestResponse};
 use serde_json::Value;
 
-/// A running program.
+/// A running `payments` process. Dropping it kills the process.
 pub(crate) struct Program {
     child: Child,
     pub(crate) address: SocketAddr,
 }
 
 impl Program {
-    /// Starts it on a free port and waits until it says where.
+    /// Starts the program on a free port and waits until it prints its address.
     pub(crate) fn start(args: &[&str]) -> Program {
         let mut command = Command::new(env!("CARGO_BIN_EXE_payments"));
         command.args(args);
-        Program::of(command)
+        Program::from_command(command)
     }
 
-    /// The same, of a command that a story has changed.
-    pub(crate) fn of(command: Command) -> Program {
-        Program::try_of(command).unwrap_or_else(|ended| panic!("it ended before it listened: {ended}"))
+    /// Starts `command` on a free port and waits until it prints its address.
+    pub(crate) fn from_command(command: Command) -> Program {
+        Program::try_from_command(command)
+            .unwrap_or_else(|status| panic!("it ended before it listened: {status}"))
     }
 
-    /// The same, of one that may end before it listens.
-    pub(crate) fn try_of(mut command: Command) -> Result<Program, ExitStatus> {
+    /// Like [`Program::from_command`], but returns the exit status of a command that ends before it listens.
+    pub(crate) fn try_from_command(mut command: Command) -> Result<Program, ExitStatus> {
         command.args(["--listen", "127.0.0.1:0"]).stdout(Stdio::piped());
         let mut child = command.spawn().expect("the program starts");
         let mut line = String::new();
@@ -42,57 +43,57 @@ impl Program {
         Ok(Program { child, address })
     }
 
-    /// SIGKILL.
+    /// Kills the process with SIGKILL.
     pub(crate) fn kill(mut self) {
         self.child.kill().expect("a child can be killed");
         self.child.wait().expect("a child ends");
     }
 
-    /// SIGTERM; says whether it ended well.
+    /// Sends SIGTERM, waits for the end, and returns whether the exit code was 0.
     pub(crate) fn stop(mut self) -> bool {
         self.signal("TERM");
         self.child.wait().expect("a child ends").success()
     }
 
-    /// SIGSTOP: it holds what it holds and does nothing.
+    /// Sends SIGSTOP: the process keeps its locks and connections and does nothing.
     pub(crate) fn pause(&self) {
         self.signal("STOP");
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT to a paused process.
     pub(crate) fn wake(&self) {
         self.signal("CONT");
     }
 
-    /// What it says on stderr, if its command was given a pipe for that.
+    /// Takes the pipe of stderr, which the command must have asked for.
     pub(crate) fn stderr(&mut self) -> ChildStderr {
         self.child.stderr.take().expect("a pipe was asked for, once")
     }
 
-    /// How it ended, if it has.
-    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+    /// Returns the exit status if the process has ended.
+    pub(crate) fn exit_status(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("a child can be asked")
     }
 
-    /// Whether the kernel has stopped it.
+    /// Returns whether the kernel has stopped the process.
     pub(crate) fn is_paused(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
-        // The name before it stands in brackets and may hold anything.
+        // The state follows the program's name, which is in parentheses and may contain anything.
         stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
     }
 
     fn signal(&self, name: &str) {
-        let told = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();
-        assert!(told.is_ok_and(|status| status.success()), "a child takes a signal");
+        let status = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();
+        assert!(status.is_ok_and(|status| status.success()), "a child takes a signal");
     }
 
-    /// One request on a connection of its own.
+    /// Sends one request on a new connection.
     pub(crate) async fn call(&self, request: &TestRequest) -> TestResponse {
         Client::connect(self.address).await.call(request).await
     }
 
-    /// One page as JSON.
-    pub(crate) async fn look(&self, target: &str) -> (u16, Value) {
+    /// Gets one page as status and JSON, without a token.
+    pub(crate) async fn get_json(&self, target: &str) -> (u16, Value) {
         let answer = self.call(&TestRequest::get(target)).await;
         (answer.status, serde_json::from_slice(&answer.body).unwrap_or_default())
     }
@@ -105,5 +106,5 @@ impl Drop for Program {
     }
 }
 
-/// When to give up on something that must happen. A lapsed claim and a fault after it cost an effect ten seconds.
+/// Longest wait for something that must happen. A lapsed claim followed by a fault costs an effect ten seconds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);

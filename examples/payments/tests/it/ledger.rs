@@ -1,20 +1,23 @@
-//! Our payments and rides compared with the processor's charges, after good days and bad ones.
+//! Comparison of our payments and rides with the processor's charges, with and without differences.
 
 use ibid_ledger::{Comparison, ComparisonReport, LedgerLine};
 use ibid_testkit::processor::charge_request;
 use payments::db::Db;
 use serde_json::{Value, json};
 
-use crate::world::{Node, Place, World, keyless_processor, on_both_databases, payment, ride};
+use crate::world::{Node, TestDatabase, World, keyless_processor, on_both_databases, payment, ride};
 
 on_both_databases!(
-    the_books_are_equal_after_a_bad_day,
-    a_charge_that_we_know_nothing_of_is_found,
-    an_amount_that_differs_is_found,
-    a_double_charge_is_found,
+    ledgers_agree_after_processor_faults,
+    a_charge_without_a_payment_is_reported,
+    a_different_amount_is_reported,
+    a_double_charge_is_reported,
 );
 
-/// Compares the books. The processor is asked first: we stored each payment before it was charged.
+/// Compares both ledgers.
+///
+/// It reads the processor's list first: each payment is stored before it is charged, so every charge in the list has a row
+/// by the time that the rows are read.
 async fn compare(world: &World) -> ComparisonReport {
     let (_, list) = world.provider.get("/charges").await;
     let mut comparison =
@@ -42,7 +45,7 @@ async fn compare(world: &World) -> ComparisonReport {
 async fn our_rows(world: &World) -> Vec<(String, i64, String, String, Option<String>)> {
     let sql = "select id, amount_cents, currency, status, charge_id from payment \
                union all select id, amount_cents, currency, status, charge_id from ride";
-    let db = world.place.db().await;
+    let db = world.database.db().await;
     let rows = match &db {
         Db::Postgres(pool) => sqlx::query_as(sql).fetch_all(pool).await,
         Db::Sqlite(pool) => sqlx::query_as(sql).fetch_all(pool).await,
@@ -52,71 +55,72 @@ async fn our_rows(world: &World) -> Vec<(String, i64, String, String, Option<Str
 }
 
 /// Returns the kind and the reference of each difference.
-fn found(report: &ComparisonReport) -> Vec<(&str, &str)> {
-    report.differences.iter().map(|found| (found.kind.name(), found.key.as_str())).collect()
+fn differences(report: &ComparisonReport) -> Vec<(&str, &str)> {
+    report.differences.iter().map(|difference| (difference.kind.name(), difference.key.as_str())).collect()
 }
 
-/// Pays, and waits until the payment has ended.
-async fn paid(node: &Node, key: &str, amount_cents: i64) -> Value {
+/// Makes a payment and waits until it has ended.
+async fn pay(node: &Node, key: &str, amount_cents: i64) -> Value {
     let answer = node.post_until_done("/payments", "t", key, &payment("c", amount_cents)).await;
     assert_eq!(answer.status, 201, "{}", answer.text());
     let id = crate::world::json(&answer)["paymentId"].as_str().expect("an id").to_owned();
-    node.settled("t", &id).await
+    node.wait_until_settled("t", &id).await
 }
 
-async fn the_books_are_equal_after_a_bad_day(place: Place) {
-    let world = World::new(place, "reset=every-3,error=every-4,busy=every-5:1s");
+async fn ledgers_agree_after_processor_faults(database: TestDatabase) {
+    let world = World::new(database, "reset=every-3,error=every-4,busy=every-5:1s");
     let node = world.node("2s");
-    // One after the other, so that each bad answer comes where it was meant to. Nobody waits for the pauses between tries.
-    let paid = async |key: &str, amount_cents| {
-        let hurrying = async {
+    // One payment after the other, so that each fault hits the call that it is meant for. `hurry` skips the pauses between
+    // tries.
+    let pay = async |key: &str, amount_cents| {
+        let hurry = async {
             loop {
                 world.hurry().await;
             }
         };
         tokio::select! {
-            payment = paid(&node, key, amount_cents) => payment,
-            () = hurrying => unreachable!("it goes on for ever"),
+            payment = pay(&node, key, amount_cents) => payment,
+            () = hurry => unreachable!("an endless loop"),
         }
     };
     for n in 0..6 {
-        paid(&format!("p{n}"), 500 + n).await;
+        pay(&format!("p{n}"), 500 + n).await;
     }
-    let declined = paid("no", 1013).await;
+    let declined = pay("no", 1013).await;
     assert_eq!(declined["status"], "failed");
     let rode = node.post_until_done("/rides", "t", "r", &ride(700)).await;
     assert_eq!(rode.status, 201, "{}", rode.text());
-    world.comes_to("select id from ride where status = 'pending'", &[]).await;
+    world.wait_for_rows("select id from ride where status = 'pending'", &[]).await;
 
     let report = compare(&world).await;
-    assert_eq!(found(&report), []);
+    assert_eq!(differences(&report), []);
     assert_eq!((report.counts.ours, report.counts.theirs, report.counts.alike), (8, 8, 8));
 }
 
-async fn a_charge_that_we_know_nothing_of_is_found(place: Place) {
-    let world = World::new(place, "");
+async fn a_charge_without_a_payment_is_reported(database: TestDatabase) {
+    let world = World::new(database, "");
     let node = world.node("60s");
-    paid(&node, "p", 500).await;
-    // Made by hand at the processor's console, and by a merchant's old program.
+    pay(&node, "p", 500).await;
+    // Two charges that we did not request: one made at the processor's console, one by a merchant's old program.
     assert_eq!(world.provider.call(&charge_request("by-hand", 900)).await.status, 201);
     let body = json!({ "amountCents": 700, "currency": "EUR", "customerId": "ann", "reference": "pay_lost" });
     let request = charge_request("old", 700).body(body.to_string());
     assert_eq!(world.provider.call(&request).await.status, 201);
 
     let report = compare(&world).await;
-    assert_eq!(found(&report), [("theirs_only", ""), ("theirs_only", "pay_lost")]);
+    assert_eq!(differences(&report), [("theirs_only", ""), ("theirs_only", "pay_lost")]);
     let line = report.differences[1].theirs.as_ref().expect("their line");
     assert_eq!(line.values[..3], ["700", "EUR", "succeeded"]);
 }
 
-async fn an_amount_that_differs_is_found(place: Place) {
-    let world = World::new(place, "");
+async fn a_different_amount_is_reported(database: TestDatabase) {
+    let world = World::new(database, "");
     let node = world.node("60s");
-    let id = paid(&node, "p", 500).await["paymentId"].as_str().expect("an id").to_owned();
-    paid(&node, "q", 600).await;
+    let id = pay(&node, "p", 500).await["paymentId"].as_str().expect("an id").to_owned();
+    pay(&node, "q", 600).await;
     world.texts("update payment set amount_cents = 499 where amount_cents = 500 returning id").await;
     let report = compare(&world).await;
-    assert_eq!(found(&report), [("differs", id.as_str())]);
+    assert_eq!(differences(&report), [("differs", id.as_str())]);
     let column = &report.differences[0].columns[0];
     assert_eq!(
         (column.column.as_str(), column.ours.as_str(), column.theirs.as_str()),
@@ -124,11 +128,11 @@ async fn an_amount_that_differs_is_found(place: Place) {
     );
 }
 
-async fn a_double_charge_is_found(place: Place) {
-    // A processor without keys: the call whose response was lost is repeated, and charges again.
-    let world = World { place, provider: keyless_processor("reset=first") };
+async fn a_double_charge_is_reported(database: TestDatabase) {
+    // This processor ignores keys, so the repeated call after a lost response charges again.
+    let world = World { database, provider: keyless_processor("reset=first") };
     let node = world.node("2s");
-    let id = paid(&node, "p", 500).await["paymentId"].as_str().expect("an id").to_owned();
+    let id = pay(&node, "p", 500).await["paymentId"].as_str().expect("an id").to_owned();
     let report = compare(&world).await;
-    assert_eq!(found(&report)[0], ("theirs_twice", id.as_str()), "{:?}", found(&report));
+    assert_eq!(differences(&report)[0], ("theirs_twice", id.as_str()), "{:?}", differences(&report));
 }

@@ -1,4 +1,4 @@
-//! The application from outside: real processes, real sockets, a real PostgreSQL.
+//! Black-box tests of the application: real processes, real sockets, a real PostgreSQL.
 
 mod api;
 mod armed;

@@ -1,24 +1,26 @@
-//! `POST /payments` from outside: one key is one payment and one charge, whatever the processor does.
+//! `POST /payments`: one key makes one payment and one charge, whatever the processor does.
 
 use futures_util::future::join_all;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
 use crate::harness::Program;
-use crate::world::{Node, Place, World, eventually, json, on_both_databases, payment, posted, ride};
+use crate::world::{
+    Node, TestDatabase, World, json, on_both_databases, payment, post_request, ride, wait_for,
+};
 
 on_both_databases!(
-    a_payment_is_made_once_and_every_retry_gets_its_answer,
-    twenty_at_once_are_one_payment,
-    bad_input_uses_up_no_key_and_other_accounts_have_their_own,
+    every_retry_of_a_payment_gets_the_first_response,
+    twenty_requests_at_once_make_one_payment,
+    refused_input_does_not_use_up_the_key,
     a_declined_card_fails_the_payment,
-    whatever_the_processor_does_it_charges_once_and_the_payment_succeeds,
+    a_payment_is_charged_once_despite_processor_faults,
     a_payment_outlives_its_record,
-    the_processor_is_told_the_trace_of_the_request_at_every_try,
+    calls_to_the_processor_continue_the_trace,
 );
 
-async fn a_payment_is_made_once_and_every_retry_gets_its_answer(place: Place) {
-    let world = World::new(place, "");
+async fn every_retry_of_a_payment_gets_the_first_response(database: TestDatabase) {
+    let world = World::new(database, "");
     let node = world.node("10s");
     let first = node.post("/payments", "ann", "k", &payment("c", 4200)).await;
     assert_eq!(first.status, 201, "{}", first.text());
@@ -28,7 +30,7 @@ async fn a_payment_is_made_once_and_every_retry_gets_its_answer(place: Place) {
     assert_eq!(made, serde_json::json!({ "paymentId": id, "status": "pending" }));
     assert_eq!(first.header("location"), Some(format!("/payments/{id}")));
 
-    let paid = node.settled("ann", id).await;
+    let paid = node.wait_until_settled("ann", id).await;
     assert_eq!((&paid["status"], &paid["amountCents"]), (&"succeeded".into(), &4200.into()));
     assert!(paid["chargeId"].as_str().is_some_and(|charge| !charge.is_empty()), "{paid}");
 
@@ -45,12 +47,12 @@ async fn a_payment_is_made_once_and_every_retry_gets_its_answer(place: Place) {
     assert_eq!(node.get("/.ibid/keys/k?method=POST&path=/payments", "ann").await.1["state"], "completed");
     assert_eq!(node.get("/.ibid/keys/k?method=POST&path=/payments", "bob").await.0, 404);
 
-    // After a restart, too: nothing of it is in the process.
+    // Also after a restart, because no state is only in the process.
     assert!(node.0.stop());
     let node = world.node("10s");
     assert_eq!(node.post("/payments", "ann", "k", &payment("c", 4200)).await.body, first.body);
     assert_eq!(node.payments("ann", "c").await.len(), 1);
-    assert_eq!(world.charged().await, [id]);
+    assert_eq!(world.charged_references().await, [id]);
 }
 
 fn keyless() -> ibid_testkit::client::TestRequest {
@@ -60,8 +62,8 @@ fn keyless() -> ibid_testkit::client::TestRequest {
         .body(payment("c", 1).to_string())
 }
 
-async fn twenty_at_once_are_one_payment(place: Place) {
-    let world = World::new(place, "");
+async fn twenty_requests_at_once_make_one_payment(database: TestDatabase) {
+    let world = World::new(database, "");
     let node = world.node("10s");
     let body = payment("c", 500);
     let answers = join_all((0..20).map(|_| node.post("/payments", "ann", "k", &body))).await;
@@ -71,13 +73,13 @@ async fn twenty_at_once_are_one_payment(place: Place) {
     let replays = answers.iter().filter(|answer| answer.header("idempotent-replayed").is_some()).count();
     assert_eq!(replays, 19);
     let id = json(&answers[0])["paymentId"].as_str().expect("an id").to_owned();
-    node.settled("ann", &id).await;
+    node.wait_until_settled("ann", &id).await;
     assert_eq!(node.payments("ann", "c").await.len(), 1);
-    assert_eq!(world.charged().await, [id]);
+    assert_eq!(world.charged_references().await, [id]);
 }
 
-async fn bad_input_uses_up_no_key_and_other_accounts_have_their_own(place: Place) {
-    let world = World::new(place, "");
+async fn refused_input_does_not_use_up_the_key(database: TestDatabase) {
+    let world = World::new(database, "");
     let node = world.node("10s");
     assert_eq!(node.post("/payments", "ann", "k", &payment("c", -1)).await.status, 422);
     let anns = node.post("/payments", "ann", "k", &payment("c", 500)).await;
@@ -87,116 +89,117 @@ async fn bad_input_uses_up_no_key_and_other_accounts_have_their_own(place: Place
     let mut ids = Vec::new();
     for (token, answer) in [("ann", anns), ("bob", bobs)] {
         let id = json(&answer)["paymentId"].as_str().expect("an id").to_owned();
-        assert_eq!(node.settled(token, &id).await["status"], "succeeded");
+        assert_eq!(node.wait_until_settled(token, &id).await["status"], "succeeded");
         ids.push(id);
     }
     assert_eq!(node.get(&format!("/payments/{}", ids[0]), "bob").await.0, 404);
     ids.sort();
-    assert_eq!(world.charged().await, ids);
+    assert_eq!(world.charged_references().await, ids);
 }
 
-async fn a_declined_card_fails_the_payment(place: Place) {
-    let world = World::new(place, "");
+async fn a_declined_card_fails_the_payment(database: TestDatabase) {
+    let world = World::new(database, "");
     let node = world.node("10s");
     let made = node.post("/payments", "ann", "k", &payment("c", 1013)).await;
     assert_eq!(made.status, 201);
-    let failed = node.settled("ann", json(&made)["paymentId"].as_str().expect("an id")).await;
+    let failed = node.wait_until_settled("ann", json(&made)["paymentId"].as_str().expect("an id")).await;
     assert_eq!(failed["status"], "failed");
     assert!(failed["chargeId"].is_string(), "{failed}");
-    // What was promised to the client stays what it was: it looks at the payment.
+    // A retry still gets the stored response, with `pending`. For the result, the client gets the payment.
     assert_eq!(node.post("/payments", "ann", "k", &payment("c", 1013)).await.body, made.body);
 }
 
-async fn whatever_the_processor_does_it_charges_once_and_the_payment_succeeds(place: Place) {
-    let mut place = place;
+async fn a_payment_is_charged_once_despite_processor_faults(database: TestDatabase) {
+    let mut database = database;
     for fault in
         ["timeout=first", "reset=first", "error=first", "late=first:300ms", "busy=first", "refuse=first"]
     {
-        let world = World::new(place, fault);
-        // A call is given up after a third of it.
+        let world = World::new(database, fault);
+        // A call times out after a third of the lease.
         let node = world.node("3s");
         let made = node.post("/payments", "ann", fault, &payment("c", 500)).await;
         assert_eq!(made.status, 201, "{fault}: {}", made.text());
         let id = json(&made)["paymentId"].as_str().expect("an id").to_owned();
-        assert_eq!(node.settled("ann", &id).await["status"], "succeeded", "{fault}");
-        assert_eq!(world.charged().await, [id], "{fault}");
+        assert_eq!(node.wait_until_settled("ann", &id).await["status"], "succeeded", "{fault}");
+        assert_eq!(world.charged_references().await, [id], "{fault}");
         assert!(node.0.stop(), "{fault}");
-        place = world.place;
+        database = world.database;
     }
 }
 
-async fn the_processor_is_told_the_trace_of_the_request_at_every_try(place: Place) {
-    // The first try is turned away, so it is told by the second.
-    let world = World::new(place, "busy=first");
+async fn calls_to_the_processor_continue_the_trace(database: TestDatabase) {
+    // The processor refuses the first try, so the charge in its list was made by the second.
+    let world = World::new(database, "busy=first");
     let node = world.node("3s");
     let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     for (target, body) in [("/payments", payment("c", 500)), ("/rides", ride(700))] {
-        let request = posted(target, "ann", "k", &body).header("traceparent", trace);
-        let id = eventually("it is carried out", async || {
+        let request = post_request(target, "ann", "k", &body).header("traceparent", trace);
+        let id = wait_for("the request is done", async || {
             let made = node.0.call(&request).await;
             let made = (made.status == 201).then(|| json(&made))?;
             made["paymentId"].as_str().or(made["rideId"].as_str()).map(str::to_owned)
         })
         .await;
-        let charge = eventually("it is charged", async || {
+        let charge = wait_for("it is charged", async || {
             let (_, list) = world.provider.get("/charges").await;
             list["charges"].as_array()?.iter().find(|charge| charge["reference"] == id.as_str()).cloned()
         })
         .await;
-        // The same trace and flags; the call is a span of its own.
-        let told = charge["traceparent"].as_str().unwrap_or_else(|| panic!("{target}: {charge}"));
-        assert_eq!((told.len(), &told[..36], &told[52..]), (55, &trace[..36], &trace[52..]), "{target}");
-        assert_ne!(&told[36..52], &trace[36..52], "{target}");
-        assert!(told[36..52].bytes().all(|digit| digit.is_ascii_hexdigit()), "{target}: {told}");
+        // The same trace and flags, but a separate span for the call.
+        let sent = charge["traceparent"].as_str().unwrap_or_else(|| panic!("{target}: {charge}"));
+        assert_eq!((sent.len(), &sent[..36], &sent[52..]), (55, &trace[..36], &trace[52..]), "{target}");
+        assert_ne!(&sent[36..52], &trace[36..52], "{target}");
+        assert!(sent[36..52].bytes().all(|digit| digit.is_ascii_hexdigit()), "{target}: {sent}");
     }
     let made = node.post("/payments", "ann", "untraced", &payment("c", 900)).await;
-    node.settled("ann", json(&made)["paymentId"].as_str().expect("an id")).await;
+    node.wait_until_settled("ann", json(&made)["paymentId"].as_str().expect("an id")).await;
     let (_, list) = world.provider.get("/charges").await;
     let untraced = list["charges"].as_array().expect("a list").last().cloned().unwrap_or_default();
     assert_eq!((&untraced["amountCents"], untraced.get("traceparent")), (&900.into(), None));
 }
 
-async fn a_payment_outlives_its_record(place: Place) {
-    let world = World::new(place, "");
+async fn a_payment_outlives_its_record(database: TestDatabase) {
+    let world = World::new(database, "");
     let node = world.node("10s");
     let made = node.post("/payments", "ann", "k", &payment("c", 500)).await;
     let id = json(&made)["paymentId"].as_str().expect("an id").to_owned();
-    node.settled("ann", &id).await;
+    node.wait_until_settled("ann", &id).await;
     assert_eq!(
         world.texts("select 'kept' from payment join ibid_record r on r.id = record_id").await,
         ["kept"]
     );
     assert!(node.0.stop());
-    // As if its retention and its tombstone were over. The effect is done, and does not hold it back.
-    let aged = match world.place {
-        Place::Sqlite(_) => "update ibid_record set expires_at = 1, purge_at = 1 returning 'aged'",
+    // Pretend that retention and tombstone are over. The effect is done, so it does not keep the record.
+    let aged = match world.database {
+        TestDatabase::Sqlite(_) => "update ibid_record set expires_at = 1, purge_at = 1 returning 'aged'",
         _ => "update ibid_record set expires_at = 1, purge_at = 1, reap_at = 1 returning 'aged'",
     };
     world.texts(aged).await;
     let node = world.node("10s");
-    world.comes_to("select 'record' from ibid_record", &[]).await;
+    world.wait_for_rows("select 'record' from ibid_record", &[]).await;
     assert_eq!(world.texts("select 'payment' from payment where record_id is null").await, ["payment"]);
-    assert_eq!(node.settled("ann", &id).await["status"], "succeeded");
+    assert_eq!(node.wait_until_settled("ann", &id).await["status"], "succeeded");
 }
 
-/// A processor that answers every charge and every question with these heads.
-async fn processor_saying(charge: &'static str, question: &'static str) -> String {
+/// Starts a processor that responds to every charge and every lookup with these status lines.
+async fn start_processor(charge: &'static str, lookup: &'static str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
             let mut request = [0; 4096];
             let read = stream.read(&mut request).await.unwrap_or_default();
-            let says = if request[..read].starts_with(b"POST") { charge } else { question };
-            let answer = format!("HTTP/1.1 {says}\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{{}}");
+            let status = if request[..read].starts_with(b"POST") { charge } else { lookup };
+            let answer = format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{{}}");
             let _ = stream.write_all(answer.as_bytes()).await;
         }
     });
     url
 }
 
-async fn paid_through(world: &World, provider: &str) -> (Node, String) {
-    let store = world.place.url();
+/// Starts a node with this processor, makes a payment, and returns its id.
+async fn pay_through(world: &World, provider: &str) -> (Node, String) {
+    let store = world.database.url();
     let node = Node(Program::start(&["--store", &store, "--provider", provider]));
     let made = node.post("/payments", "ann", "k", &payment("c", 500)).await;
     let id = json(&made)["paymentId"].as_str().expect("an id").to_owned();
@@ -205,19 +208,19 @@ async fn paid_through(world: &World, provider: &str) -> (Node, String) {
 
 #[tokio::test]
 async fn a_charge_that_is_certainly_refused_fails_its_payment() {
-    let world = World::new(Place::sqlite(), "");
-    let provider = processor_saying("400 Bad Request", "404 Not Found").await;
-    let (node, id) = paid_through(&world, &provider).await;
-    let failed = node.settled("ann", &id).await;
+    let world = World::new(TestDatabase::sqlite(), "");
+    let provider = start_processor("400 Bad Request", "404 Not Found").await;
+    let (node, id) = pay_through(&world, &provider).await;
+    let failed = node.wait_until_settled("ann", &id).await;
     assert_eq!((&failed["status"], &failed["chargeId"]), (&"failed".into(), &serde_json::Value::Null));
 }
 
 #[tokio::test]
-async fn a_payment_that_nobody_can_tell_the_end_of_stays_pending_for_a_person() {
-    let world = World::new(Place::sqlite(), "");
-    let provider = processor_saying("401 Unauthorized", "401 Unauthorized").await;
-    let (node, id) = paid_through(&world, &provider).await;
+async fn a_payment_with_an_uncertain_charge_stays_pending() {
+    let world = World::new(TestDatabase::sqlite(), "");
+    let provider = start_processor("401 Unauthorized", "401 Unauthorized").await;
+    let (node, id) = pay_through(&world, &provider).await;
     // 5 is `dead`.
-    world.comes_to("select cast(state as text) from ibid_effect", &["5"]).await;
+    world.wait_for_rows("select cast(state as text) from ibid_effect", &["5"]).await;
     assert_eq!(node.get(&format!("/payments/{id}"), "ann").await.1["status"], "pending");
 }

@@ -1,4 +1,4 @@
-//! A database, a processor and nodes of the API around them: what every story of the API begins with.
+//! The fixture of most tests: a database, a card processor, and nodes of the API on them.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -15,55 +15,55 @@ use tempfile::TempDir;
 
 use crate::harness::{PATIENCE, Program};
 
-/// Where a story's tables are; it goes with the story.
-pub(crate) enum Place {
+/// The database of one test, which is removed with the test.
+pub(crate) enum TestDatabase {
     Sqlite(TempDir),
     Postgres(Box<Postgres>),
-    /// One database of a server that other stories use too.
-    Database(Arc<Postgres>, String),
+    /// One database of a server that other tests use, too.
+    OnServer(Arc<Postgres>, String),
 }
 
-impl Place {
-    pub(crate) fn sqlite() -> Place {
-        Place::Sqlite(tempfile::tempdir().expect("a folder"))
+impl TestDatabase {
+    pub(crate) fn sqlite() -> TestDatabase {
+        TestDatabase::Sqlite(tempfile::tempdir().expect("a folder"))
     }
 
-    pub(crate) fn postgres() -> Place {
-        Place::Postgres(Box::new(Postgres::shared()))
+    pub(crate) fn postgres() -> TestDatabase {
+        TestDatabase::Postgres(Box::new(Postgres::shared()))
     }
 
-    /// On a server that the story may crash.
-    pub(crate) fn own_postgres() -> Place {
-        Place::Postgres(Box::new(Postgres::start()))
+    /// Starts a separate server, which the test may crash.
+    pub(crate) fn own_postgres() -> TestDatabase {
+        TestDatabase::Postgres(Box::new(Postgres::start()))
     }
 
     pub(crate) fn url(&self) -> String {
         match self {
-            Place::Sqlite(folder) => format!("sqlite:{}", folder.path().join("payments.db").display()),
-            Place::Postgres(server) => server.url(),
-            Place::Database(server, name) => server.url_for(name),
+            TestDatabase::Sqlite(folder) => format!("sqlite:{}", folder.path().join("payments.db").display()),
+            TestDatabase::Postgres(server) => server.url(),
+            TestDatabase::OnServer(server, name) => server.url_for(name),
         }
     }
 
-    /// Connects to the database of a node that has started.
+    /// Connects to the database. A node must have created the tables.
     pub(crate) async fn db(&self) -> Db {
         Db::connect(&self.url()).await.expect("the database answers")
     }
 }
 
-/// Every story is told on both databases.
+/// Makes two tests of each function: one on SQLite and one on PostgreSQL.
 macro_rules! on_both_databases {
-    ($($story:ident),* $(,)?) => {
+    ($($test:ident),* $(,)?) => {
         mod sqlite {
             $(#[tokio::test]
-            async fn $story() {
-                super::$story(crate::world::Place::sqlite()).await;
+            async fn $test() {
+                super::$test(crate::world::TestDatabase::sqlite()).await;
             })*
         }
         mod postgres {
             $(#[tokio::test]
-            async fn $story() {
-                super::$story(crate::world::Place::postgres()).await;
+            async fn $test() {
+                super::$test(crate::world::TestDatabase::postgres()).await;
             })*
         }
     };
@@ -71,62 +71,64 @@ macro_rules! on_both_databases {
 
 pub(crate) use on_both_databases;
 
-/// A processor that charges again for the same key, with these faults.
+/// Starts a processor that ignores keys, so that every call charges, with these faults.
 pub(crate) fn keyless_processor(faults: &str) -> CardProcessor {
     let faults = ChargeFaults::parse(faults).expect("faults");
     CardProcessor::start(ProcessorOptions { faults, ignore_keys: true, ..ProcessorOptions::default() })
 }
 
-/// A database with a processor. Nodes are started on it and killed as the story wants.
+/// A database and a processor. The test starts and kills nodes on them.
 pub(crate) struct World {
-    pub(crate) place: Place,
+    pub(crate) database: TestDatabase,
     pub(crate) provider: CardProcessor,
 }
 
 impl World {
-    pub(crate) fn new(place: Place, faults: &str) -> World {
-        World { place, provider: CardProcessor::with_faults(faults) }
+    pub(crate) fn new(database: TestDatabase, faults: &str) -> World {
+        World { database, provider: CardProcessor::with_faults(faults) }
     }
 
-    /// A node whose holders may be silent for so long, and whose chores do not keep a story waiting.
+    /// Starts a node with this lease. Its chores run every 100 ms, so that tests need not wait for them.
     pub(crate) fn node(&self, lease: &str) -> Node {
         self.node_with(lease, "100ms")
     }
 
-    /// A node that looks for lapsed requests so often.
+    /// Starts a node with this lease and this interval between sweeps.
     pub(crate) fn node_with(&self, lease: &str, sweep_every: &str) -> Node {
-        Node(Program::of(self.serve(lease, sweep_every, "100ms")))
+        Node(Program::from_command(self.serve(lease, sweep_every, "100ms")))
     }
 
-    /// The command of a node.
+    /// Returns the command line of a node.
     pub(crate) fn serve(&self, lease: &str, sweep_every: &str, poll_every: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_payments"));
-        command.args(["--store", &self.place.url(), "--provider", &self.provider.url()]);
+        command.args(["--store", &self.database.url(), "--provider", &self.provider.url()]);
         command.args(["--lease", lease, "--sweep-every", sweep_every, "--poll-every", poll_every]);
         command
     }
 
-    /// The one column of a question to the database.
+    /// Runs a query whose only column is text.
     pub(crate) async fn texts(&self, sql: &'static str) -> Vec<String> {
-        let db = self.place.db().await;
-        let found = match &db {
+        let db = self.database.db().await;
+        let rows = match &db {
             Db::Postgres(pool) => sqlx::query_scalar(sql).fetch_all(pool).await,
             Db::Sqlite(pool) => sqlx::query_scalar(sql).fetch_all(pool).await,
         };
         db.close().await;
-        found.expect("a list of texts")
+        rows.expect("a list of texts")
     }
 
-    /// Lets every lease of a request or effect lapse now. For when all nodes are killed or stopped: a live one would
-    /// lose what it holds.
+    /// Lets every lease of a request or effect lapse now.
+    ///
+    /// Call it only while all nodes are killed or stopped: a running node would lose the leases it holds.
     pub(crate) async fn lapse(&self) {
-        // 2 is `in_progress`, and `claimed`. What a stopped node has locked lapses in its own time.
-        let lapse = match &self.place {
-            Place::Sqlite(_) => {
+        // 2 is `in_progress` for a record and `claimed` for an effect. Rows that a stopped node has locked are skipped; their
+        // leases lapse by time.
+        let lapse = match &self.database {
+            TestDatabase::Sqlite(_) => {
                 "update ibid_record set due_at = 1 where state = 2;
                  update ibid_effect set due_at = 1 where state = 2"
             }
-            Place::Postgres(_) | Place::Database(..) => {
+            TestDatabase::Postgres(_) | TestDatabase::OnServer(..) => {
                 "update ibid_record set due_at = 1, watch_state = state, watch_at = 1
                   where ctid in (select ctid from ibid_record where state = 2 for update skip locked);
                  update ibid_effect set due_at = 1
@@ -136,56 +138,56 @@ impl World {
         self.write(lapse).await;
     }
 
-    /// Makes effects that wait for their next try due now.
+    /// Makes all effects due that wait for their next try.
     pub(crate) async fn hurry(&self) {
         // 1 is `queued`.
         self.write("update ibid_effect set due_at = 1 where state = 1 and due_at > 1").await;
     }
 
     async fn write(&self, sql: &'static str) {
-        let db = self.place.db().await;
-        let written = match &db {
+        let db = self.database.db().await;
+        let result = match &db {
             Db::Postgres(pool) => sqlx::raw_sql(sql).execute(pool).await.map(drop),
             Db::Sqlite(pool) => sqlx::raw_sql(sql).execute(pool).await.map(drop),
         };
         db.close().await;
-        written.expect("the rows can be written");
+        result.expect("the rows can be written");
     }
 
-    /// Whether nobody holds a whole file.
+    /// Returns whether the database accepts writes: a stopped process may hold the write lock of a whole SQLite file.
     pub(crate) async fn can_be_written(&self) -> bool {
-        let db = self.place.db().await;
-        let free = match &db {
+        let db = self.database.db().await;
+        let is_writable = match &db {
             Db::Postgres(_) => true,
             Db::Sqlite(pool) => pool.begin_with("BEGIN IMMEDIATE").await.is_ok(),
         };
         db.close().await;
-        free
+        is_writable
     }
 
-    /// Asks until the answer is this.
-    pub(crate) async fn comes_to(&self, sql: &'static str, wanted: &[&str]) {
-        eventually(sql, async || (self.texts(sql).await == wanted).then_some(())).await;
+    /// Repeats a query until it returns these rows.
+    pub(crate) async fn wait_for_rows(&self, sql: &'static str, rows: &[&str]) {
+        wait_for(sql, async || (self.texts(sql).await == rows).then_some(())).await;
     }
 
     /// Returns the reference of every charge, sorted.
-    pub(crate) async fn charged(&self) -> Vec<String> {
+    pub(crate) async fn charged_references(&self) -> Vec<String> {
         let mut references = self.provider.charges("reference").await;
         references.sort();
         references
     }
 }
 
-/// One process of the API.
+/// One process that serves the API.
 pub(crate) struct Node(pub(crate) Program);
 
 impl Node {
-    /// Posts as this account, under this key.
+    /// Posts with this token under this key.
     pub(crate) async fn post(&self, target: &str, token: &str, key: &str, body: &Value) -> TestResponse {
-        self.0.call(&posted(target, token, key, body)).await
+        self.0.call(&post_request(target, token, key, body)).await
     }
 
-    /// The same on a node that may be killed meanwhile.
+    /// Like [`Node::post`], on a node that may be killed meanwhile; it then returns `None`.
     pub(crate) async fn try_post(
         &self,
         target: &str,
@@ -196,7 +198,7 @@ impl Node {
         try_post_to(self.0.address, target, token, key, body).await
     }
 
-    /// Posts until it is carried out: 409 and 503 say "the same again, later".
+    /// Repeats the request until the response is neither 409 nor 503, which ask for a retry.
     pub(crate) async fn post_until_done(
         &self,
         target: &str,
@@ -204,7 +206,7 @@ impl Node {
         key: &str,
         body: &Value,
     ) -> TestResponse {
-        eventually("the request is carried out", async || {
+        wait_for("the request is done", async || {
             let answer = self.try_post(target, token, key, body).await?;
             (!matches!(answer.status, 409 | 503)).then_some(answer)
         })
@@ -217,10 +219,10 @@ impl Node {
         (answer.status, json(&answer))
     }
 
-    /// Looks at a payment until it has ended.
-    pub(crate) async fn settled(&self, token: &str, payment_id: &str) -> Value {
+    /// Gets a payment repeatedly until it is no longer `pending`.
+    pub(crate) async fn wait_until_settled(&self, token: &str, payment_id: &str) -> Value {
         let target = format!("/payments/{payment_id}");
-        eventually("the payment ends", async || {
+        wait_for("the payment ends", async || {
             let (status, payment) = self.get(&target, token).await;
             assert_eq!(status, 200, "{payment}");
             (payment["status"] != "pending").then_some(payment)
@@ -228,7 +230,7 @@ impl Node {
         .await
     }
 
-    /// All payments of a customer.
+    /// Lists the payments of a customer.
     pub(crate) async fn payments(&self, token: &str, customer: &str) -> Vec<Value> {
         let (status, page) = self.get(&format!("/payments?customerId={customer}"), token).await;
         assert_eq!(status, 200, "{page}");
@@ -236,7 +238,7 @@ impl Node {
     }
 }
 
-/// Posts to a node that may be killed meanwhile, and then gives no answer.
+/// Posts to a node that may be killed meanwhile. Returns `None` without a complete response.
 pub(crate) async fn try_post_to(
     address: SocketAddr,
     target: &str,
@@ -245,11 +247,11 @@ pub(crate) async fn try_post_to(
     body: &Value,
 ) -> Option<TestResponse> {
     let mut client = Client::try_connect(address).await?;
-    client.try_call(&posted(target, token, key, body)).await.filter(|answer| !answer.cut)
+    client.try_call(&post_request(target, token, key, body)).await.filter(|answer| !answer.cut)
 }
 
-/// A request as this account, under this key.
-pub(crate) fn posted(target: &str, token: &str, key: &str, body: &Value) -> TestRequest {
+/// Builds a `POST` with this token and this key.
+pub(crate) fn post_request(target: &str, token: &str, key: &str, body: &Value) -> TestRequest {
     TestRequest::post(target)
         .header("Authorization", format!("Bearer {token}"))
         .header("Content-Type", "application/json")
@@ -261,12 +263,12 @@ pub(crate) fn json(answer: &TestResponse) -> Value {
     serde_json::from_slice(&answer.body).unwrap_or_default()
 }
 
-/// A payment's body.
+/// Builds the body of a payment.
 pub(crate) fn payment(customer: &str, amount_cents: i64) -> Value {
     json!({ "customerId": customer, "amountCents": amount_cents, "currency": "EUR" })
 }
 
-/// A ride's body.
+/// Builds the body of a ride.
 pub(crate) fn ride(amount_cents: i64) -> Value {
     let mut body = payment("c", amount_cents);
     body["origin"] = "home".into();
@@ -274,21 +276,18 @@ pub(crate) fn ride(amount_cents: i64) -> Value {
     body
 }
 
-/// Asks again and again until there is an answer. It may take as long as a slow machine needs, and no longer.
-pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
-    what: &str,
-    mut ask: impl FnMut() -> F,
-) -> T {
+/// Calls `ask` until it returns a value, and panics with `what` after [`PATIENCE`].
+pub(crate) async fn wait_for<T, F: Future<Output = Option<T>>>(what: &str, mut ask: impl FnMut() -> F) -> T {
     let asking = async {
         loop {
-            if let Some(found) = ask().await {
-                return found;
+            if let Some(value) = ask().await {
+                return value;
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
     };
-    tokio::time::timeout(PATIENCE, asking).await.unwrap_or_else(|_| panic!("in vain: {what}"))
+    tokio::time::timeout(PATIENCE, asking).await.unwrap_or_else(|_| panic!("did not happen in time: {what}"))
 }
 
-/// So that looking does not slow down what is looked for.
+/// Pause between two looks, so that polling does not slow down what it waits for.
 const LOOK_EVERY: Duration = Duration::from_millis(25);

@@ -133,7 +133,7 @@ abef1111  in_progress            -        -       1        acme    POST /payment
 }
 
 #[test]
-fn a_list_that_was_cut_says_how_to_go_on() {
+fn a_truncated_list_says_how_to_continue() {
     let (_, out, talk) = ask_list(&shelf(), KeysListArgs { limit: 2, ..KeysListArgs::default() });
     assert_eq!(out.lines().count(), 3);
     let after = talk.trim_start_matches("there are more: `--after ").trim_end_matches("`\n").to_owned();

@@ -1,4 +1,4 @@
-//! `not_replayed`, `fingerprint_headers` and `[cors]`: what each value means, and which values are refused.
+//! `not_replayed`, `fingerprint_headers` and `[cors]`: the meaning of each value, and the refused values.
 
 use ibid::http::Cors;
 

@@ -1,29 +1,29 @@
-//! The same where the processor ignores our key: whoever asks it twice is charged twice, so one charge proves one call.
+//! Payments through a processor that ignores our key: a second call is a second charge, so one charge proves one call.
 //!
-//! A charge whose answer was lost is then asked about (`--verify-after`) and ends as it went; or, where nobody can be asked
-//! (`--charge-once`), it is a person's and is never asked for again.
+//! With `--verify-after`, a node looks up a charge whose response was lost, and records what it finds. With
+//! `--charge-once` it cannot ask: the effect becomes `unknown`, waits for an operator, and is never called again.
 
 use futures_util::future::join;
 use tokio::sync::watch;
 
 use super::matrix::{Action, Case};
 use super::{LEASE, all_on_postgres, all_on_sqlite};
-use crate::armed::Armed;
-use crate::clients::{TOKEN, Told, carried_out, wishes};
+use crate::armed::ArmedNode;
+use crate::clients::{CompletedRequest, TOKEN, plan_requests, send_until_done};
 use crate::harness::Program;
-use crate::world::{Node, Place, World, eventually, keyless_processor};
+use crate::world::{Node, TestDatabase, World, keyless_processor, wait_for};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_processor_without_keys_is_asked_for_each_charge_once_on_sqlite() {
+async fn keyless_charges_are_called_at_most_once_on_sqlite() {
     all_on_sqlite(CASES_AT_ONCE, cases(), run).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_processor_without_keys_is_asked_for_each_charge_once_on_postgres() {
+async fn keyless_charges_are_called_at_most_once_on_postgres() {
     all_on_postgres(CASES_AT_ONCE, cases(), run).await;
 }
 
-/// One hit, and what the node does about charges whose answer was lost.
+/// One hit of a failpoint, and the node's rule for charges whose response was lost.
 #[derive(Clone, Copy, Debug)]
 struct Keyless {
     case: Case,
@@ -36,28 +36,28 @@ enum Care {
     Verified,
 }
 
-/// How the effect that was hit ends, where nobody is asked.
+/// State in which the effect that was hit ends, with [`Care::Once`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ends {
     /// Its result is recorded.
     Done,
-    /// Nobody here knows, and a person must look.
+    /// Its result is unknown, and an operator must look.
     Unknown,
-    /// The one that sleeps, or the one that finds its claim lapsed: whoever is first.
+    /// One of the two: the dozing worker races with the worker that finds its claim lapsed.
     Either,
 }
 
 fn cases() -> Vec<Keyless> {
     let cares = [Care::Verified, Care::Once];
     let all = cares.into_iter().flat_map(|care| {
-        HITS.into_iter().map(move |(place, action, _)| Keyless { case: Case::at(place, action), care })
+        HITS.into_iter().map(move |(point, action, _)| Keyless { case: Case::at(point, action), care })
     });
     all.collect()
 }
 
-/// One case. How many payments were made.
-async fn run(Keyless { case, care }: Keyless, place: Place) -> usize {
-    let world = World { place, provider: keyless_processor("") };
+/// Runs one case and returns the number of payments.
+async fn run(Keyless { case, care }: Keyless, database: TestDatabase) -> usize {
+    let world = World { database, provider: keyless_processor("") };
     let serve = || {
         let mut command = world.serve(LEASE, "100ms", "100ms");
         match care {
@@ -66,45 +66,46 @@ async fn run(Keyless { case, care }: Keyless, place: Place) -> usize {
         };
         command
     };
-    let mut armed = Armed::of(serve(), &case.failpoint(0, 0)).await;
+    let mut armed = ArmedNode::from_command(serve(), &case.failpoint(0, 0)).await;
     let (turn_to, node) = watch::channel(armed.node.0.address);
     let breaking = async {
         if case.action != Action::Kill {
-            armed.says("a failpoint is hit").await;
+            armed.wait_for_log("a failpoint is hit").await;
             return None;
         }
-        armed.dies().await;
+        armed.wait_until_killed().await;
         world.lapse().await;
-        let next = Node(Program::of(serve()));
+        let next = Node(Program::from_command(serve()));
         turn_to.send_replace(next.0.address);
         Some(next)
     };
-    // One payment: of several the node that is killed may hold more than the one that is hit.
-    let (mut told, next) = join(carried_out(wishes(1, 0), &node), breaking).await;
+    // Only one payment: of several, the killed node might hold more than the one that hits the failpoint.
+    let (mut completed, next) = join(send_until_done(plan_requests(1, 0), &node), breaking).await;
     let open = match care {
         Care::Verified => "select name from ibid_effect where state <> 3",
         Care::Once => "select name from ibid_effect where state not in (3, 4)",
     };
-    world.comes_to(open, &[]).await;
-    if (case.place, case.action) == ("call.after", Action::Doze) {
-        let woken = async || {
+    world.wait_for_rows(open, &[]).await;
+    if (case.point, case.action) == ("call.after", Action::Doze) {
+        let is_over = async || {
             let done = world.texts("select name from ibid_effect where state = 3 and tries = 1").await;
-            (!done.is_empty() || armed.said("call succeeded, but the claim was lost; result not recorded"))
-                .then_some(())
+            (!done.is_empty()
+                || armed.has_logged("call succeeded, but the claim was lost; result not recorded"))
+            .then_some(())
         };
-        eventually("the one that slept is in time or too late", woken).await;
+        wait_for("the dozing worker is in time or too late", is_over).await;
     }
-    // Whoever would still come for it has come when a later payment is settled.
-    let later = carried_out(vec![wishes(2, 0).remove(1)], &node).await;
+    // Any worker that would still claim the effect has done so by the time that a later payment is settled.
+    let later = send_until_done(vec![plan_requests(2, 0).remove(1)], &node).await;
     let next = next.unwrap_or(armed.node);
-    assert_eq!(next.settled(TOKEN, &later[0].id()).await["status"], "succeeded");
-    told.extend(later);
+    assert_eq!(next.wait_until_settled(TOKEN, &later[0].id()).await["status"], "succeeded");
+    completed.extend(later);
 
     let lost = world.texts("select name from ibid_effect where state = 4 and due_at is null").await.len();
     let pending = world.texts("select id from payment where status = 'pending' and charge_id is null").await;
     let paid = world.texts("select id from payment where status = 'succeeded'").await;
-    assert_eq!(pending.len(), lost, "a payment waits exactly if its charge is a person's");
-    assert_eq!(paid.len() + lost, told.len());
+    assert_eq!(pending.len(), lost, "a payment is pending exactly if its effect is unknown");
+    assert_eq!(paid.len() + lost, completed.len());
     let ends = if care == Care::Verified { Ends::Done } else { ends(case) };
     assert!(
         match ends {
@@ -112,31 +113,32 @@ async fn run(Keyless { case, care }: Keyless, place: Place) -> usize {
             Ends::Unknown => lost == 1,
             Ends::Either => lost <= 1,
         },
-        "{lost} are lost, and it {ends:?}"
+        "{lost} effects are unknown, and the case ends {ends:?}"
     );
-    is_asked_once(&world, case, told.iter().map(Told::id).collect(), &pending).await;
-    told.len()
+    assert_called_once(&world, case, completed.iter().map(CompletedRequest::id).collect(), &pending).await;
+    completed.len()
 }
 
-/// Every payment was asked for once and charged once; the one that was hit before its call, and is a person's, not at all.
-async fn is_asked_once(world: &World, case: Case, mut ids: Vec<String>, pending: &[String]) {
-    if case.place == "claim.after" {
+/// Asserts that every payment made one call and one charge. A payment that was hit before its call and is still pending
+/// made none.
+async fn assert_called_once(world: &World, case: Case, mut ids: Vec<String>, pending: &[String]) {
+    if case.point == "claim.after" {
         ids.retain(|id| !pending.contains(id));
     }
     ids.sort();
-    assert_eq!(world.charged().await, ids, "charges and answers");
+    assert_eq!(world.charged_references().await, ids, "charges and responses");
     let (_, list) = world.provider.get("/charges").await;
-    assert_eq!(list["requests"], ids.len(), "nothing was asked for twice");
+    assert_eq!(list["requests"], ids.len(), "one call per payment");
 }
 
 fn ends(case: Case) -> Ends {
-    let hit = HITS.into_iter().find(|(place, action, _)| (*place, *action) == (case.place, case.action));
-    hit.expect("it is one of them").2
+    let hit = HITS.into_iter().find(|(point, action, _)| (*point, *action) == (case.point, case.action));
+    hit.expect("a case of `HITS`").2
 }
 
-/// Around the call of an effect and its end; and how it ends where nobody is asked.
+/// Failpoints around the call of an effect and its end, with the result under [`Care::Once`].
 const HITS: [(&str, Action, Ends); 8] = [
-    // Nothing was called, which the processor can tell and this node can't.
+    // No call was made. The processor knows that, but the node that finds the lapsed claim does not.
     ("claim.after", Action::Kill, Ends::Unknown),
     ("call.after", Action::Kill, Ends::Unknown),
     ("call.after", Action::Lost, Ends::Unknown),
@@ -147,8 +149,8 @@ const HITS: [(&str, Action, Ends); 8] = [
     ("done.after", Action::Lost, Ends::Done),
 ];
 
-/// A call that this processor has read is made at once.
+/// Time after which the node asks the processor. It may be short: this processor charges as soon as it has read a call.
 const SETTLE: &str = "300ms";
 
-/// Half of them: a case has little to do but to wait for its lease.
+/// Half of the cases run in parallel, because a case mostly waits for its lease.
 const CASES_AT_ONCE: usize = 8;

@@ -1,64 +1,64 @@
-//! The same for rides, which call the processor between two phases. A node is killed before and after everything that it
-//! writes around that call.
+//! Rides through a processor that ignores our key. A ride calls the processor between two phases; a node is killed before
+//! and after every write around that call.
 
 use futures_util::future::join;
 
 use super::{LEASE, all_on_postgres, all_on_sqlite};
-use crate::armed::Armed;
+use crate::armed::ArmedNode;
 use crate::clients::TOKEN;
 use crate::harness::Program;
-use crate::world::{Node, Place, World, eventually, json, keyless_processor, ride};
+use crate::world::{Node, TestDatabase, World, json, keyless_processor, ride, wait_for};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_processor_without_keys_is_asked_for_each_ride_once_on_sqlite() {
+async fn keyless_rides_are_charged_at_most_once_on_sqlite() {
     all_on_sqlite(CASES_AT_ONCE, HITS.to_vec(), run).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_processor_without_keys_is_asked_for_each_ride_once_on_postgres() {
+async fn keyless_rides_are_charged_at_most_once_on_postgres() {
     all_on_postgres(CASES_AT_ONCE, HITS.to_vec(), run).await;
 }
 
-/// Where a node is killed.
+/// A failpoint at which a node is killed, and the expected result.
 #[derive(Clone, Copy, Debug)]
 struct Hit {
     flags: &'static [&'static str],
     failpoint: &'static str,
     ends: Ends,
-    /// How often the processor has been asked for this ride.
+    /// Number of calls to the processor for this ride.
     calls: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ends {
-    /// With its answer.
+    /// The ride ends with its response.
     Done,
-    /// Nobody here knows, and a person must look.
+    /// The result is unknown, and an operator must look.
     Unknown,
 }
 
-/// One case. How many rides were asked for.
-async fn run(hit: Hit, place: Place) -> usize {
-    let world = World { place, provider: keyless_processor("") };
+/// Runs one case and returns the number of its rides.
+async fn run(hit: Hit, database: TestDatabase) -> usize {
+    let world = World { database, provider: keyless_processor("") };
     let serve = || {
         let mut command = world.serve(LEASE, "100ms", "100ms");
         command.args(hit.flags);
         command
     };
-    let mut armed = Armed::of(serve(), hit.failpoint).await;
+    let mut armed = ArmedNode::from_command(serve(), hit.failpoint).await;
     let (address, body) = (armed.node.0.address, ride(900));
     let asking = crate::world::try_post_to(address, "/rides", TOKEN, "k", &body);
-    let (answer, ()) = join(asking, armed.dies()).await;
-    assert!(answer.is_none(), "it died with the request in its hands");
+    let (answer, ()) = join(asking, armed.wait_until_killed()).await;
+    assert!(answer.is_none(), "the node died during the request");
     world.lapse().await;
-    let node = Node(Program::of(serve()));
-    let ended = eventually("the ride ends", async || {
+    let node = Node(Program::from_command(serve()));
+    let ended = wait_for("the ride ends", async || {
         let answer = node.try_post("/rides", TOKEN, "k", &body).await?;
         let unknown = answer.status == 409 && answer.text().contains("outcome-unknown");
         (unknown || !matches!(answer.status, 409 | 503)).then_some(answer)
     })
     .await;
-    // Whoever would still come for it has come when a later ride is done.
+    // A sweeper that would still resume the ride has done so by the time that a later ride is done.
     let later = node.post_until_done("/rides", TOKEN, "later", &body).await;
     assert_eq!(later.status, 201, "{}", later.text());
 
@@ -66,10 +66,10 @@ async fn run(hit: Hit, place: Place) -> usize {
         Ends::Done => {
             assert_eq!(ended.status, 201, "{}", ended.text());
             let ids = world.texts("select id from ride where status = 'succeeded' order by id").await;
-            let mut told = [&ended, &later].map(|answer| json(answer)["rideId"].clone());
-            told.sort_by_key(ToString::to_string);
-            assert_eq!(ids, told);
-            assert_eq!(world.charged().await, ids);
+            let mut answered = [&ended, &later].map(|answer| json(answer)["rideId"].clone());
+            answered.sort_by_key(ToString::to_string);
+            assert_eq!(ids, answered);
+            assert_eq!(world.charged_references().await, ids);
         }
         Ends::Unknown => {
             assert_eq!(ended.status, 409, "{}", ended.text());
@@ -88,7 +88,7 @@ async fn run(hit: Hit, place: Place) -> usize {
 
 const ONCE: &[&str] = &["--charge-once"];
 
-/// A call that this processor has read is made at once.
+/// The time may be short: this processor charges as soon as it has read a call.
 const VERIFIED: &[&str] = &["--verify-after", "300ms"];
 
 const fn hit(flags: &'static [&'static str], failpoint: &'static str, ends: Ends, calls: u64) -> Hit {
@@ -96,17 +96,17 @@ const fn hit(flags: &'static [&'static str], failpoint: &'static str, ends: Ends
 }
 
 const HITS: [Hit; 8] = [
-    // That it will call is written first; only what was written so, and never written as done, is in doubt.
+    // The node writes a marker before the call and the result after it. A call is in doubt only between these two writes.
     hit(ONCE, "tell.before=1*return(kill)", Ends::Done, 1),
     hit(ONCE, "tell.after=1*return(kill)", Ends::Unknown, 0),
     hit(ONCE, "outside.after=1*return(kill)", Ends::Unknown, 1),
     hit(ONCE, "tell.before=1*off->1*return(kill)", Ends::Unknown, 1),
     hit(ONCE, "tell.after=1*off->1*return(kill)", Ends::Done, 1),
-    // Who goes on asks first, and is told yes or no.
+    // The attempt that resumes the ride asks first, and the processor answers yes or no.
     hit(VERIFIED, "phase.after=1*return(kill)", Ends::Done, 1),
     hit(VERIFIED, "outside.after=1*return(kill)", Ends::Done, 1),
     hit(VERIFIED, "tell.before=1*return(kill)", Ends::Done, 1),
 ];
 
-/// All of them: a case has little to do but to wait for its lease.
+/// All cases run in parallel, because a case mostly waits for its lease.
 const CASES_AT_ONCE: usize = 8;

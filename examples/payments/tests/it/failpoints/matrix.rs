@@ -1,52 +1,53 @@
-//! Which places there are, what can happen at each, and how a test sees that it did.
+//! The matrix of failpoints and actions, and the traces that each case leaves.
 
 use std::process::Command;
 
 use super::PAST_THE_LEASE;
 
-/// What happens at a place.
+/// An action at a failpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// SIGKILL.
+    /// The process kills itself with SIGKILL.
     Kill,
-    /// It fails.
+    /// The operation fails with an error.
     Error,
-    /// SIGSTOP until another node has done its work: no thread of it renews anything.
+    /// The process stops itself with SIGSTOP until another node has done its work: none of its threads renews a lease.
     Stop,
-    /// This task alone waits past the lease, in a node that goes on around it.
+    /// Only this task waits past the lease; the rest of the node keeps running.
     Doze,
-    /// It has happened, and the reply does not come.
+    /// The operation happens, but its reply is lost.
     Lost,
 }
 
-/// One hit of one place.
+/// One hit of one failpoint.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Case {
-    pub(super) place: &'static str,
+    /// Name of the failpoint.
+    pub(super) point: &'static str,
     pub(super) action: Action,
-    /// Of the phases of a ride, not the first.
+    /// True to hit the second phase of a ride instead of the first.
     later: bool,
 }
 
-/// How the database shows that somebody took over.
+/// Traces in the database which prove that another node took over.
 pub(super) enum Proof {
     /// There was nothing to take over.
     None,
     /// A lease lapsed.
     Lapse,
-    /// An effect was carried out by two workers.
+    /// Two workers claimed the same effect.
     SecondTry,
 }
 
-/// All that exist, of these actions.
+/// Returns all cases with one of these actions.
 pub(super) fn cases(actions: &[Action]) -> Vec<Case> {
     let mut cases = Vec::new();
-    for (place, whys) in PLACES {
-        for (action, why_not) in ACTIONS.into_iter().zip(whys) {
-            if why_not == RUNS && actions.contains(&action) {
-                cases.push(Case::at(place, action));
-                if place.starts_with("phase.") {
-                    cases.push(Case { place, action, later: true });
+    for (point, reasons) in FAILPOINTS {
+        for (action, reason) in ACTIONS.into_iter().zip(reasons) {
+            if reason == RUNS && actions.contains(&action) {
+                cases.push(Case::at(point, action));
+                if point.starts_with("phase.") {
+                    cases.push(Case { point, action, later: true });
                 }
             }
         }
@@ -54,17 +55,18 @@ pub(super) fn cases(actions: &[Action]) -> Vec<Case> {
     cases
 }
 
-/// Every place that a payment or ride comes by.
-pub(crate) fn places() -> Vec<&'static str> {
-    PLACES.iter().map(|(place, _)| *place).collect()
+/// Returns all failpoints that a payment or ride can hit.
+pub(crate) fn failpoint_names() -> Vec<&'static str> {
+    FAILPOINTS.iter().map(|(point, _)| *point).collect()
 }
 
 impl Case {
-    pub(super) fn at(place: &'static str, action: Action) -> Case {
-        Case { place, action, later: false }
+    pub(super) fn at(point: &'static str, action: Action) -> Case {
+        Case { point, action, later: false }
     }
 
-    /// As in `IBID_FAILPOINTS`, for so many payments that are let pass first, and so many rides.
+    /// Returns the failpoint in the syntax of `IBID_FAILPOINTS`, for a test with `rides` rides. The first `payments`
+    /// payments pass it unharmed.
     pub(super) fn failpoint(&self, payments: usize, rides: usize) -> String {
         let action = match self.action {
             Action::Kill => "kill".to_owned(),
@@ -73,46 +75,46 @@ impl Case {
             Action::Lost => "lost".to_owned(),
             Action::Doze => format!("pause:{}", PAST_THE_LEASE.as_millis()),
         };
-        // Each ride has two phases in a transaction, so the hit after as many as there are rides is of a second one,
-        // or of the first of a ride that was overtaken.
+        // Each ride has two database phases. So the hit after as many passes as there are rides is a second phase, or the
+        // first phase of a ride that another one overtook.
         match payments * self.hits_of_a_payment() + if self.later { rides } else { 0 } {
-            0 => format!("{}=1*return({action})", self.place),
-            skip => format!("{}={skip}*off->1*return({action})", self.place),
+            0 => format!("{}=1*return({action})", self.point),
+            skip => format!("{}={skip}*off->1*return({action})", self.point),
         }
     }
 
-    /// How many rides are to be made, beside payments.
+    /// Returns the number of rides that the case needs in addition to payments.
     pub(super) fn rides(&self) -> usize {
         if self.hits_of_a_payment() == 0 { RIDES } else { 0 }
     }
 
-    /// How often a payment comes by.
+    /// Returns how often one payment hits the failpoint.
     pub(super) fn hits_of_a_payment(&self) -> usize {
-        let of_rides = ["phase.", "outside.", "tell."];
-        usize::from(!of_rides.iter().any(|phase| self.place.starts_with(phase)))
+        let rides_only = ["phase.", "outside.", "tell."];
+        usize::from(!rides_only.iter().any(|prefix| self.point.starts_with(prefix)))
     }
 
-    /// Whether a transaction is open there.
-    pub(super) fn holds_the_file(&self) -> bool {
+    /// Returns whether a transaction is open at the failpoint, which locks a whole SQLite file.
+    pub(super) fn is_in_transaction(&self) -> bool {
         matches!(
-            self.place,
+            self.point,
             "phase.before" | "enqueue.after" | "finish.before" | "claim.before" | "record.before"
         )
     }
 
-    /// What another node's work leaves behind, if this one stops here.
+    /// Returns the trace that another node's work leaves if this node stops here.
     pub(super) fn proof(&self) -> Proof {
-        match self.place {
-            // Nothing is reserved or claimed yet, or everything is done.
+        match self.point {
+            // Before: nothing is reserved or claimed yet. After: everything is done.
             "begin.before" | "finish.after" | "claim.before" | "done.after" => Proof::None,
             "claim.after" | "call.after" | "record.before" => Proof::SecondTry,
             _ => Proof::Lapse,
         }
     }
 
-    /// What a zombie says when it finds that another has done its work.
-    pub(super) fn last_words(&self) -> Option<&'static str> {
-        match self.place {
+    /// Returns the line that a zombie logs when it finds that another node has done its work.
+    pub(super) fn zombie_log(&self) -> Option<&'static str> {
+        match self.point {
             "call.after" => Some("call succeeded, but the claim was lost; result not recorded"),
             _ => None,
         }
@@ -121,8 +123,8 @@ impl Case {
 
 const ACTIONS: [Action; 5] = [Action::Kill, Action::Error, Action::Stop, Action::Doze, Action::Lost];
 
-/// For each place and action why it does not exist there.
-const PLACES: [(&str, [&str; 5]); 15] = [
+/// For each failpoint and action, the reason why the pair is not a case, or [`RUNS`].
+const FAILPOINTS: [(&str, [&str; 5]); 15] = [
     // kill, error, stop, doze, lost
     ("begin.before", [RUNS, RUNS, RUNS, RUNS, NOT_YET]),
     ("begin.after", [RUNS, HAS_HAPPENED, RUNS, RUNS, RUNS]),
@@ -141,7 +143,7 @@ const PLACES: [(&str, [&str; 5]); 15] = [
     ("done.after", [RUNS, HAS_HAPPENED, RUNS, RUNS, RUNS]),
 ];
 
-/// Places that a payment or ride never comes by, and which tests have them.
+/// Failpoints that a payment or ride never hits, and the tests that cover them.
 const ELSEWHERE: [(&str, &str); 4] = [
     ("hear.kept", "`hooked`"),
     ("reserve.after", "`transaction::killed` of the library"),
@@ -149,32 +151,33 @@ const ELSEWHERE: [(&str, &str); 4] = [
     ("deliver.after", "`gateway_async` of the gateway"),
 ];
 
-/// What a program says to a place that there is none of.
+/// Takes the list of failpoints from the error message for an unknown one.
 #[test]
-fn every_place_that_the_library_has_is_tested() {
+fn every_failpoint_of_the_library_is_tested() {
     let folder = tempfile::tempdir().expect("a folder");
     let store = format!("sqlite:{}", folder.path().join("payments.db").display());
     let mut command = Command::new(env!("CARGO_BIN_EXE_payments"));
     command.args(["--store", &store, "--provider", "http://127.0.0.1:1", "--listen", "127.0.0.1:0"]);
-    let refused = command.env("IBID_FAILPOINTS", "nowhere=off").output().expect("the program starts");
-    let said = String::from_utf8_lossy(&refused.stderr);
-    let listed = said.lines().find_map(|line| line.split_once("unknown failpoint `nowhere`; known: "));
-    let (_, listed) = listed.unwrap_or_else(|| panic!("no list in {said:?}"));
-    let mut listed: Vec<&str> = listed.split_whitespace().collect();
-    let mut tested = places();
-    tested.extend(ELSEWHERE.iter().map(|(place, _)| *place));
-    listed.sort();
+    let output = command.env("IBID_FAILPOINTS", "nowhere=off").output().expect("the program starts");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let list = stderr.lines().find_map(|line| line.split_once("unknown failpoint `nowhere`; known: "));
+    let (_, list) = list.unwrap_or_else(|| panic!("no list in {stderr:?}"));
+    let mut known: Vec<&str> = list.split_whitespace().collect();
+    let mut tested = failpoint_names();
+    tested.extend(ELSEWHERE.iter().map(|(point, _)| *point));
+    known.sort();
     tested.sort();
-    assert_eq!(tested, listed);
+    assert_eq!(tested, known);
 }
 
 const RUNS: &str = "";
 
 const NOT_YET: &str = "nothing is committed or sent yet, so there is no reply to lose";
 
-const HAS_HAPPENED: &str = "it has happened: an error after it is a lost reply";
+const HAS_HAPPENED: &str = "the operation has happened: an error after it is a lost reply";
 
-const THE_PROCESSORS: &str = "the processor's faults let a charge fail or lose its reply; `rides` has them";
+const THE_PROCESSORS: &str =
+    "the processor's faults make a charge fail or lose its reply; `rides` tests them";
 
-/// So that one goes on while something happens to the other.
+/// Rides per case: one of them continues while the other is hit.
 const RIDES: usize = 2;

@@ -68,28 +68,28 @@ fn a_clock_gap_of_a_second_plus_the_round_trip_is_fine() {
     assert_eq!(amiss(gap(1_000_000, 0)), []);
     assert_eq!(amiss(gap(-1_900_000, 900)), []);
     for far in [gap(1_000_001, 0), gap(-2_000_000, 900)] {
-        let (check, grade, said) = one(far);
+        let (check, grade, text) = one(far);
         assert_eq!((check, grade), ("clock", Grade::Warning));
-        assert!(said.contains("the node's time never decides"), "{said}");
+        assert!(text.contains("the node's time never decides"), "{text}");
     }
     assert!(one(gap(-2_000_000, 0)).2.starts_with("the store is 2000.0 ms behind this node"));
 }
 
 #[test]
-fn what_opening_refuses_is_bad_and_what_it_accepts_a_warning() {
+fn a_weak_setting_is_bad_unless_it_is_accepted() {
     let weak = |checkup: &mut Checkup| {
         checkup.durability[1] =
             Setting { name: "synchronous_commit", value: "off".to_owned(), is_weak: true };
     };
-    let (check, grade, said) = one(weak);
+    let (check, grade, text) = one(weak);
     assert_eq!((check, grade), ("durability", Grade::Bad));
-    assert!(said.contains("(`synchronous_commit = off`)") && said.contains("accept_weak"), "{said}");
+    assert!(text.contains("(`synchronous_commit = off`)") && text.contains("accept_weak"), "{text}");
     let accepted = one(|checkup| {
         weak(checkup);
         checkup.weak_accepted = true;
     });
     assert_eq!(accepted.1, Grade::Warning);
-    // Opening does not look at this one.
+    // Opening a store does not check this setting.
     assert_eq!(one(|checkup| checkup.durability[2].is_weak = true).1, Grade::Warning);
     assert_eq!(one(|checkup| checkup.role = Role::ReadOnly).1, Grade::Bad);
     assert_eq!(one(|checkup| checkup.needs = Some("14".to_owned())).1, Grade::Bad);
@@ -105,7 +105,7 @@ fn a_schema_is_current_old_or_from_the_future() {
 }
 
 #[test]
-fn only_a_synchronous_standby_keeps_what_was_acknowledged() {
+fn only_a_synchronous_standby_keeps_acknowledged_commits() {
     let with = |awaited: &str, connected: Vec<Standby>| {
         let standbys = Standbys { awaited: awaited.to_owned(), connected };
         amiss(|checkup| checkup.standbys = Some(standbys))

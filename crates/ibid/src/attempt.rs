@@ -99,7 +99,7 @@ pub(crate) struct Progress {
 /// The lease expired or could not be renewed, or the identity of the store was retired: nothing may be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("lease expired or could not be renewed; nothing may be sent")]
-pub struct LeaseGone;
+pub struct LeaseGoneError;
 
 impl Attempt {
     pub(crate) fn new(
@@ -284,18 +284,18 @@ impl Attempt {
     ///
     /// Fails if the lease has expired or could not be renewed, or if the store's identity is no longer the one that this process
     /// started with. Nothing may be sent then.
-    pub async fn ready(&mut self) -> Result<(), LeaseGone> {
+    pub async fn ready(&mut self) -> Result<(), LeaseGoneError> {
         let lease = self.begun.policy.lease;
         if self.leased_at.get().elapsed() >= lease / 2 {
             let sent_at = Instant::now();
             let renewed = tokio::time::timeout(lease, self.ibid.engine().renew(&self.begun)).await;
             match renewed {
                 Ok(Some(RenewOutcome::Until(_))) if self.leased_at.confirm_renewal(sent_at, lease) => {}
-                _ => return Err(LeaseGone),
+                _ => return Err(LeaseGoneError),
             }
         }
         if !self.confirms_identity().await {
-            return Err(LeaseGone);
+            return Err(LeaseGoneError);
         }
         self.exposed = true;
         Ok(())

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use crate::attempt::Attempt;
 use crate::engine::{
     Arrival, BatchCounts, BecameUnknown, DecidedRequest, Engine, RETRY_AFTER_MIN, Settings, StartError,
-    TenantRate, Unavailable, retry_after_for_duplicate, run_to_completion,
+    TenantRate, UnavailableError, retry_after_for_duplicate, run_to_completion,
 };
 use crate::evidence;
 use crate::identity::IdentitySetting;
@@ -104,12 +104,12 @@ impl Ibid {
     ///
     /// # Errors
     ///
-    /// Returns [`Unavailable`] if the store did not answer in time. Nothing was executed then.
+    /// Returns [`UnavailableError`] if the store did not answer in time. Nothing was executed then.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future leaves no reservation behind.
-    pub async fn begin(&self, ask: BeginRequest) -> Result<Begin, Unavailable> {
+    pub async fn begin(&self, ask: BeginRequest) -> Result<Begin, UnavailableError> {
         match self.replay_cached(&ask) {
             Some(outcome) => Ok(Begin::Skip(outcome)),
             None => self.begin_uncached(self.engine().with_fresh_nonce(ask)).await,
@@ -125,7 +125,7 @@ impl Ibid {
     }
 
     /// Like [`Ibid::begin`], but for a request that is not in the cache. `ask` has a fresh nonce.
-    pub(crate) async fn begin_uncached(&self, ask: Arc<BeginRequest>) -> Result<Begin, Unavailable> {
+    pub(crate) async fn begin_uncached(&self, ask: Arc<BeginRequest>) -> Result<Begin, UnavailableError> {
         let engine = self.engine();
         let (ibid, guard) = (self.clone(), engine.drain.track_begin());
         // If the caller is gone by the end, the attempt is dropped, which releases the key.
@@ -139,7 +139,7 @@ impl Ibid {
             drop(guard);
             result
         });
-        completion.await.unwrap_or(Err(Unavailable::no_reply()))
+        completion.await.unwrap_or(Err(UnavailableError::no_reply()))
     }
 
     /// Counts a request for the duplicate rate of its tenant.
@@ -160,9 +160,9 @@ impl Ibid {
     ///
     /// # Errors
     ///
-    /// Returns [`Unavailable`] if the store does not answer at the end of the wait. An outage within the wait is waited out.
+    /// Returns [`UnavailableError`] if the store does not answer at the end of the wait. An outage within the wait is waited out.
     /// While the store hangs, the wait takes at most `begin_timeout` longer.
-    pub async fn wait(&self, ask: BeginRequest, up_to: Duration) -> Result<Outcome, Unavailable> {
+    pub async fn wait(&self, ask: BeginRequest, up_to: Duration) -> Result<Outcome, UnavailableError> {
         let engine = self.engine();
         let ask = engine.with_fresh_nonce(ask);
         let started = Instant::now();
@@ -171,17 +171,18 @@ impl Ibid {
             // There are too many waiters. The client gets the same delay as if it had waited.
             return Ok(Outcome::InFlight { retry_in: up_to.max(RETRY_AFTER_MIN) });
         };
-        let is_final = |looked: &Result<Outcome, Unavailable>| match looked {
+        let is_final = |looked: &Result<Outcome, UnavailableError>| match looked {
             Ok(outcome) => !matches!(outcome, Outcome::InFlight { .. } | Outcome::Accepted { .. }),
             Err(_) => false,
         };
         let look = || self.look(&ask);
-        let waited = engine.wait_until(&waiter, started + up_to, look, Unavailable::no_reply, is_final).await;
+        let waited =
+            engine.wait_until(&waiter, started + up_to, look, UnavailableError::no_reply, is_final).await;
         telemetry::record_seconds(&telemetry::WAIT_TOOK, started.elapsed().as_secs_f64());
         waited
     }
 
-    async fn look(&self, ask: &Arc<BeginRequest>) -> Result<Outcome, Unavailable> {
+    async fn look(&self, ask: &Arc<BeginRequest>) -> Result<Outcome, UnavailableError> {
         match self.cached(ask) {
             Some(outcome) => Ok(outcome),
             None => Ok(self.to_caller_outcome(self.engine().look(ask).await?).into_outcome()),

@@ -12,7 +12,7 @@ use axum::response::{IntoResponse as _, Response};
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, request};
 use ibid::core::scope::Tenant;
-use ibid::http::MissingIdentity;
+use ibid::http::MissingIdentityError;
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 
@@ -85,9 +85,9 @@ pub async fn authenticate(
 }
 
 /// Returns the account as the tenant, so that equal keys of two accounts are two different requests.
-pub fn tenant(head: &request::Parts) -> Result<Tenant, MissingIdentity> {
-    let account = head.extensions.get::<Account>().ok_or(MissingIdentity)?;
-    Tenant::new(&account.0).map_err(|_| MissingIdentity)
+pub fn tenant(head: &request::Parts) -> Result<Tenant, MissingIdentityError> {
+    let account = head.extensions.get::<Account>().ok_or(MissingIdentityError)?;
+    Tenant::new(&account.0).map_err(|_| MissingIdentityError)
 }
 
 impl<S: Sync> FromRequestParts<S> for Account {

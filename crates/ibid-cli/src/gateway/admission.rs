@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use http::request::Parts;
-use ibid::http::{Admission, AdmissionPermit, BodyBytes, OverCapacity};
+use ibid::http::{Admission, AdmissionPermit, BodyBytes, OverCapacityError};
 
 use super::bounds::{self, Bound};
 use super::connections::{Connection, ConnectionRun};
@@ -37,7 +37,7 @@ impl Admission for GuardedSlots {
         self.buffers.has_room_for_reply(bytes)
     }
 
-    fn admit(&self, head: &Parts) -> Result<AdmissionPermit, OverCapacity> {
+    fn admit(&self, head: &Parts) -> Result<AdmissionPermit, OverCapacityError> {
         let run = match head.extensions.get::<Arc<Connection>>() {
             None => None,
             Some(connection) => match connection.begin_run(self.max_per_connection) {
@@ -51,7 +51,7 @@ impl Admission for GuardedSlots {
             return Err(over_capacity(Bound::Guarded));
         }
         if !self.buffers.has_room_for_request(0) {
-            return Err(OverCapacity);
+            return Err(OverCapacityError);
         }
         let bytes = HeldBody { buffers: Arc::clone(&self.buffers), bytes: AtomicU64::new(0), _run: run };
         Ok(AdmissionPermit { client: Box::new(slot), body: Arc::new(bytes) })
@@ -75,9 +75,9 @@ struct HeldBody {
 }
 
 impl BodyBytes for HeldBody {
-    fn grow(&self, bytes: u64) -> Result<(), OverCapacity> {
+    fn grow(&self, bytes: u64) -> Result<(), OverCapacityError> {
         if !self.buffers.has_room_for_request(bytes) {
-            return Err(OverCapacity);
+            return Err(OverCapacityError);
         }
         self.buffers.add_request(bytes);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -91,7 +91,7 @@ impl Drop for HeldBody {
     }
 }
 
-fn over_capacity(bound: Bound) -> OverCapacity {
+fn over_capacity(bound: Bound) -> OverCapacityError {
     bounds::count_reached(bound);
-    OverCapacity
+    OverCapacityError
 }

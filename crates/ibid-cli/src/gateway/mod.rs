@@ -48,7 +48,7 @@ use http::{HeaderMap, Request, Response};
 use hyper::body::Incoming;
 use ibid::engine::StartError;
 use ibid::http::{
-    GuardedRequest, IdempotencyLayer, IdempotencyService, MissingIdentity, PrincipalSource, ReplyBody,
+    GuardedRequest, IdempotencyLayer, IdempotencyService, MissingIdentityError, PrincipalSource, ReplyBody,
     ReservedBy, Routes, Rule, TenantSource,
 };
 use ibid::upkeep::{self, Schedule};
@@ -409,10 +409,10 @@ fn tenants(how: &TenantConfig, secret: &Secret) -> TenantSource {
     let (how, secret) = (how.clone(), secret.clone());
     TenantSource::by(move |head| {
         // A request without a connection did not come through our listener.
-        let connection = head.extensions.get::<Arc<Connection>>().ok_or(MissingIdentity)?;
+        let connection = head.extensions.get::<Arc<Connection>>().ok_or(MissingIdentityError)?;
         how.tenant_of(head, connection.peer.ip(), &secret).map_err(|refusal| {
             tracing::info!(why = %refusal, "guarded request without a tenant");
-            MissingIdentity
+            MissingIdentityError
         })
     })
 }
@@ -422,7 +422,7 @@ fn principals(secret: &Secret) -> PrincipalSource {
     PrincipalSource::by(move |head| {
         let principal = TenantConfig::principal_of(head, &secret).map_err(|refusal| {
             tracing::info!(why = %refusal, "guarded request without a principal");
-            MissingIdentity
+            MissingIdentityError
         })?;
         Ok(principal.as_str().to_owned())
     })

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::commit::{apply_change, count_lapses};
 use super::previous_identity::ResolvedId;
 use super::retry_after::RETRY_AFTER_MIN;
-use super::{Engine, StoredResponse, Unavailable};
+use super::{Engine, StoredResponse, UnavailableError};
 use crate::telemetry;
 
 /// The machine's decision about a request, after its change has committed.
@@ -73,16 +73,16 @@ impl Engine {
         self: &Arc<Self>,
         ask: &Arc<BeginRequest>,
         started: Instant,
-    ) -> Result<DecidedRequest, Unavailable> {
+    ) -> Result<DecidedRequest, UnavailableError> {
         if self.drain.attempts() >= self.attempts_max {
             // One of the live attempts ends every moment; which one is not known.
-            return Err(Unavailable::refused_early(RETRY_AFTER_MIN));
+            return Err(UnavailableError::refused_early(RETRY_AFTER_MIN));
         }
         if !self.identity.is_active() {
             // Whether the last read is recent is checked once the key is reserved: until then nothing is executed.
             return Err(self.without_identity());
         }
-        let pass = self.breaker.enter(started).map_err(Unavailable::refused_early)?;
+        let pass = self.breaker.enter(started).map_err(UnavailableError::refused_early)?;
         let decided = match ask.previous.is_empty() {
             true => self.decide(ask, Intent::MayRun, None, started).await,
             false => self.decide_previous(ask, Intent::MayRun, started).await,
@@ -106,7 +106,7 @@ impl Engine {
         role: Intent,
         mut known: Option<StoredRecord>,
         mut at: Instant,
-    ) -> Result<DecidedRequest, Unavailable> {
+    ) -> Result<DecidedRequest, UnavailableError> {
         let deadline = at + self.begin_timeout;
         let mut ask = ask.clone();
         for _ in 0..COMMIT_TRIES_MAX {
@@ -128,7 +128,7 @@ impl Engine {
         ask: &Arc<BeginRequest>,
         role: Intent,
         mut at: Instant,
-    ) -> Result<DecidedRequest, Unavailable> {
+    ) -> Result<DecidedRequest, UnavailableError> {
         let deadline = at + self.begin_timeout;
         for _ in 0..COMMIT_TRIES_MAX {
             match self.resolve_id_to_begin(ask, deadline).await? {
@@ -158,7 +158,7 @@ impl Engine {
         known: Option<StoredRecord>,
         at: Instant,
         deadline: Instant,
-    ) -> Result<Step, Unavailable> {
+    ) -> Result<Step, UnavailableError> {
         let lease = known.as_ref().map_or(ask.policy.lease, |stored| stored.record.policy.lease);
         let role = match role {
             Intent::MayRun if self.clock.is_unsure(at, lease) => Intent::MayRunNoTakeover,

@@ -16,7 +16,7 @@ use metrics::counter;
 use tokio::time::Instant;
 
 use super::batch::Unsaid;
-use super::{Engine, Unavailable};
+use super::{Engine, UnavailableError};
 use crate::backoff::Backoff;
 use crate::failpoint::{self, Hit};
 use crate::telemetry;
@@ -54,7 +54,7 @@ impl Engine {
         change: &Arc<Change>,
         mut at: Instant,
         deadline: Instant,
-    ) -> Result<Commit, Unavailable> {
+    ) -> Result<Commit, UnavailableError> {
         let mut backoff = Backoff::new(RETRY_MIN, BEGIN_RETRY_MAX);
         let mut sent = false;
         loop {
@@ -74,7 +74,7 @@ impl Engine {
                     return Ok(commit);
                 }
                 Some(Err(Unsaid::Full { oldest })) if !sent => {
-                    return Err(Unavailable::refused_early(oldest));
+                    return Err(UnavailableError::refused_early(oldest));
                 }
                 Some(Err(Unsaid::Full { .. } | Unsaid::Unsent)) => break,
                 Some(Err(Unsaid::Store(error))) => {
@@ -100,7 +100,7 @@ impl Engine {
         if sent {
             self.abandon_begin(ask.clone());
         }
-        Err(Unavailable::no_reply())
+        Err(UnavailableError::no_reply())
     }
 
     /// Writes over a begin whose fate is unknown, in the background, so that the begin loses if it arrives late.

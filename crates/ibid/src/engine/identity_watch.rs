@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::Engine;
-use super::retry_after::{RETRY_AFTER_MIN, Unavailable};
+use super::retry_after::{RETRY_AFTER_MIN, UnavailableError};
 use crate::identity::{Agreement, IdentityPhase, IdentitySetting, SETTING};
 
 /// The identity that a process holds. A process for upkeep only holds none and is not restricted.
@@ -139,8 +139,8 @@ impl Engine {
     }
 
     /// Refuses a request because this process may not act on its identity.
-    pub(crate) fn without_identity(&self) -> Unavailable {
-        Unavailable::refused_early(self.identity.retry_in().max(RETRY_AFTER_MIN))
+    pub(crate) fn without_identity(&self) -> UnavailableError {
+        UnavailableError::refused_early(self.identity.retry_in().max(RETRY_AFTER_MIN))
     }
 }
 

@@ -54,7 +54,7 @@ use tokio::time::Instant;
 
 pub use batch::BatchCounts;
 pub use duplicate_rate::TenantRate;
-pub use retry_after::Unavailable;
+pub use retry_after::UnavailableError;
 pub(crate) use start::BecameUnknown;
 pub use start::{Settings, StartError};
 

@@ -19,7 +19,7 @@ use ibid_core::scope::RecordId;
 use ibid_core::store::StoreError;
 use tokio::time::Instant;
 
-use super::{Engine, GiveUp, Unavailable};
+use super::{Engine, GiveUp, UnavailableError};
 
 /// The id under which a request is decided.
 pub(crate) enum ResolvedId {
@@ -36,7 +36,7 @@ impl Engine {
         &self,
         ask: &Arc<BeginRequest>,
         deadline: Instant,
-    ) -> Result<Option<ResolvedId>, Unavailable> {
+    ) -> Result<Option<ResolvedId>, UnavailableError> {
         let (resolved, stale) = self.find_id(ask, deadline).await?;
         // A record under the current id that holds the key was chosen before, and the others were sealed then.
         if let ResolvedId::Current(known) = &resolved
@@ -56,7 +56,7 @@ impl Engine {
         &self,
         ask: &Arc<BeginRequest>,
         deadline: Instant,
-    ) -> Result<ResolvedId, Unavailable> {
+    ) -> Result<ResolvedId, UnavailableError> {
         Ok(self.find_id(ask, deadline).await?.0)
     }
 
@@ -85,10 +85,10 @@ impl Engine {
         &self,
         ask: &Arc<BeginRequest>,
         deadline: Instant,
-    ) -> Result<(ResolvedId, Vec<StoredRecord>), Unavailable> {
+    ) -> Result<(ResolvedId, Vec<StoredRecord>), UnavailableError> {
         let ids = std::iter::once(ask.id).chain(ask.previous.iter().map(|name| name.id)).collect();
         let loaded = self.deadlines.within(Some(deadline), self.load_all(ids)).await;
-        let Some(Ok(loaded)) = loaded else { return Err(Unavailable::no_reply()) };
+        let Some(Ok(loaded)) = loaded else { return Err(UnavailableError::no_reply()) };
         let mut loaded = loaded.into_iter();
         let current = loaded.next().flatten();
         let holds = |stored: &StoredRecord| machine::holds_key(&stored.record, stored.now);
@@ -110,9 +110,10 @@ impl Engine {
 
     /// Writes a record under a new version, so that writes lose that were decided when it still held its key. Returns
     /// `false` if it holds the key again.
-    async fn seal(&self, stored: StoredRecord, patience: Duration) -> Result<bool, Unavailable> {
+    async fn seal(&self, stored: StoredRecord, patience: Duration) -> Result<bool, UnavailableError> {
         let sealed = self.write_until_done(Some(stored), GiveUp::Soon, |nonce| Event::Seal { nonce });
-        let sealed = tokio::time::timeout(patience, sealed).await.map_err(|_| Unavailable::no_reply())?;
+        let sealed =
+            tokio::time::timeout(patience, sealed).await.map_err(|_| UnavailableError::no_reply())?;
         Ok(sealed.refused.is_none() && sealed.decision == Decision::Freed)
     }
 }

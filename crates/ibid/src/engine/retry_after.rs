@@ -9,31 +9,36 @@ use ibid_core::time::Timestamp;
 /// The record could not be reserved. Nothing was executed, and nothing will be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the store did not answer in time")]
-pub struct Unavailable {
+pub struct UnavailableError {
     retry_after: Duration,
     /// `true` if the request reached the store. Only then does the refusal say something about the store.
     pub(super) asked: bool,
 }
 
-impl Unavailable {
+impl UnavailableError {
     /// Refuses a request before it reaches the store.
-    pub(crate) fn refused_early(retry_after: Duration) -> Unavailable {
-        Unavailable { retry_after, asked: false }
+    pub(crate) fn refused_early(retry_after: Duration) -> UnavailableError {
+        UnavailableError { retry_after, asked: false }
     }
 
     /// Refuses a request to which the store did not reply.
-    pub(crate) fn no_reply() -> Unavailable {
-        Unavailable { retry_after: RETRY_AFTER_MIN, asked: true }
+    pub(crate) fn no_reply() -> UnavailableError {
+        UnavailableError { retry_after: RETRY_AFTER_MIN, asked: true }
     }
 
     /// Sends the client away until the breaker's pause is over, if the breaker is open.
-    pub(super) fn with_breaker_pause(self, pause: Option<Duration>) -> Unavailable {
-        Unavailable { retry_after: pause.unwrap_or(self.retry_after).max(RETRY_AFTER_MIN), ..self }
+    pub(super) fn with_breaker_pause(self, pause: Option<Duration>) -> UnavailableError {
+        UnavailableError { retry_after: pause.unwrap_or(self.retry_after).max(RETRY_AFTER_MIN), ..self }
     }
 
     /// Returns how long the client should wait before it retries.
     pub fn retry_after(&self) -> Duration {
         self.retry_after
+    }
+
+    /// Returns `true`: nothing was executed, so a retry is safe and may find the store back.
+    pub fn is_retryable(&self) -> bool {
+        true
     }
 }
 

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::begin::DecidedRequest;
 use super::previous_identity::ResolvedId;
 use super::waiters::Waiter;
-use super::{Engine, Unavailable};
+use super::{Engine, UnavailableError};
 use crate::backoff::Backoff;
 
 impl Engine {
@@ -53,10 +53,10 @@ impl Engine {
     pub(crate) async fn look(
         self: &Arc<Self>,
         ask: &Arc<BeginRequest>,
-    ) -> Result<DecidedRequest, Unavailable> {
+    ) -> Result<DecidedRequest, UnavailableError> {
         let at = Instant::now();
         if ask.previous.is_empty() {
-            let loaded = self.load(ask.id).await.map_err(|_| Unavailable::no_reply())?;
+            let loaded = self.load(ask.id).await.map_err(|_| UnavailableError::no_reply())?;
             return self.decide(ask, Intent::ReadOnly, loaded, at).await;
         }
         match self.resolve_id_to_read(ask, at + self.begin_timeout).await? {
@@ -68,7 +68,7 @@ impl Engine {
     }
 
     /// Returns the id under which the request runs, if it does: its attempt notifies waiters under that id.
-    pub(crate) async fn running_id(&self, ask: &Arc<BeginRequest>) -> Result<RecordId, Unavailable> {
+    pub(crate) async fn running_id(&self, ask: &Arc<BeginRequest>) -> Result<RecordId, UnavailableError> {
         if ask.previous.is_empty() {
             return Ok(ask.id);
         }

@@ -14,8 +14,8 @@ pub trait Admission: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Fails with [`OverCapacity`] if there is no room for it.
-    fn admit(&self, head: &Parts) -> Result<AdmissionPermit, OverCapacity>;
+    /// Fails with [`OverCapacityError`] if there is no room for it.
+    fn admit(&self, head: &Parts) -> Result<AdmissionPermit, OverCapacityError>;
 
     /// Returns whether a stored response of this size may be sent now. If not, the retry gets 503 `overloaded`.
     fn has_room_for_replay(&self, bytes: u64) -> bool {
@@ -44,11 +44,11 @@ pub trait BodyBytes: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Fails with [`OverCapacity`] if there is no room for them.
-    fn grow(&self, bytes: u64) -> Result<(), OverCapacity>;
+    /// Fails with [`OverCapacityError`] if there is no room for them.
+    fn grow(&self, bytes: u64) -> Result<(), OverCapacityError>;
 }
 
 /// There is no room for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no room for another request")]
-pub struct OverCapacity;
+pub struct OverCapacityError;

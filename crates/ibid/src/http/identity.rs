@@ -11,7 +11,7 @@ use ibid_core::scope::Tenant;
 #[derive(Clone)]
 pub struct TenantSource(Arc<TenantRule>);
 
-type TenantRule = dyn Fn(&Parts) -> Result<Tenant, MissingIdentity> + Send + Sync;
+type TenantRule = dyn Fn(&Parts) -> Result<Tenant, MissingIdentityError> + Send + Sync;
 
 impl TenantSource {
     /// Gives every request the same tenant, for deployments that have only one.
@@ -21,17 +21,17 @@ impl TenantSource {
 
     /// Takes the [`Tenant`] that your authentication put into the request's extensions. Put the layer inside authentication.
     pub fn from_extension() -> TenantSource {
-        TenantSource::by(|head| head.extensions.get::<Tenant>().cloned().ok_or(MissingIdentity))
+        TenantSource::by(|head| head.extensions.get::<Tenant>().cloned().ok_or(MissingIdentityError))
     }
 
     /// Finds the tenant by your own rule. It must come from authentication, never from the body.
     pub fn by(
-        rule: impl Fn(&Parts) -> Result<Tenant, MissingIdentity> + Send + Sync + 'static,
+        rule: impl Fn(&Parts) -> Result<Tenant, MissingIdentityError> + Send + Sync + 'static,
     ) -> TenantSource {
         TenantSource(Arc::new(rule))
     }
 
-    pub(crate) fn find(&self, head: &Parts) -> Result<Tenant, MissingIdentity> {
+    pub(crate) fn find(&self, head: &Parts) -> Result<Tenant, MissingIdentityError> {
         (self.0)(head)
     }
 }
@@ -49,22 +49,22 @@ impl fmt::Debug for TenantSource {
 #[derive(Clone)]
 pub struct PrincipalSource(Arc<PrincipalFn>);
 
-type PrincipalFn = dyn Fn(&Parts) -> Result<String, MissingIdentity> + Send + Sync;
+type PrincipalFn = dyn Fn(&Parts) -> Result<String, MissingIdentityError> + Send + Sync;
 
 impl PrincipalSource {
     /// Finds no principal, so that policies which ask for one refuse the request.
     pub fn none() -> PrincipalSource {
-        PrincipalSource::by(|_| Err(MissingIdentity))
+        PrincipalSource::by(|_| Err(MissingIdentityError))
     }
 
     /// Finds the principal by your own rule.
     pub fn by(
-        rule: impl Fn(&Parts) -> Result<String, MissingIdentity> + Send + Sync + 'static,
+        rule: impl Fn(&Parts) -> Result<String, MissingIdentityError> + Send + Sync + 'static,
     ) -> PrincipalSource {
         PrincipalSource(Arc::new(rule))
     }
 
-    pub(crate) fn find(&self, head: &Parts) -> Result<String, MissingIdentity> {
+    pub(crate) fn find(&self, head: &Parts) -> Result<String, MissingIdentityError> {
         (self.0)(head)
     }
 }
@@ -78,4 +78,4 @@ impl fmt::Debug for PrincipalSource {
 /// The request does not show which tenant or principal sent it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the request does not show which tenant or principal sent it")]
-pub struct MissingIdentity;
+pub struct MissingIdentityError;

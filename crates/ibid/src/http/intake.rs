@@ -16,10 +16,10 @@ use ibid_core::policy::{AnswerRule, InFlight, KeyRule, OnLapse, Policy, Profile}
 use ibid_core::refusal::Refusal;
 use ibid_core::scope::{Identity, Operation, Tenant};
 
-use super::admission::{AdmissionPermit, BodyBytes, OverCapacity};
+use super::admission::{AdmissionPermit, BodyBytes, OverCapacityError};
 use super::layer::Shared;
 use super::routes::{ReservedBy, Route};
-use super::{MissingIdentity, TraceContext, original_uri, prefer, repeatability, stored_request};
+use super::{MissingIdentityError, TraceContext, original_uri, prefer, repeatability, stored_request};
 
 /// Result of the intake.
 pub(super) enum Intake<B> {
@@ -105,7 +105,7 @@ where
     if declared_length(&asked.head.headers).is_some_and(|length| length > policy.max_request_body) {
         return Err(Refusal::BodyTooLarge);
     }
-    let admitted = shared.admit(&asked.head).map_err(|OverCapacity| Refusal::Overloaded)?;
+    let admitted = shared.admit(&asked.head).map_err(|OverCapacityError| Refusal::Overloaded)?;
     let read = read(body, policy.max_request_body, admitted.as_ref().map(|admitted| &*admitted.body));
     asked.body =
         tokio::time::timeout(shared.body_timeout, read).await.unwrap_or(Err(Refusal::BodyTimeout))?;
@@ -144,8 +144,9 @@ struct RequestOwner {
 
 impl RequestOwner {
     fn find(shared: &Shared, policy: &Policy, head: &Parts) -> Result<RequestOwner, Refusal> {
-        let tenant = shared.tenants.find(head).map_err(|MissingIdentity| Refusal::TenantMissing)?;
-        let principal = shared.principal(policy, head).map_err(|MissingIdentity| Refusal::TenantMissing)?;
+        let tenant = shared.tenants.find(head).map_err(|MissingIdentityError| Refusal::TenantMissing)?;
+        let principal =
+            shared.principal(policy, head).map_err(|MissingIdentityError| Refusal::TenantMissing)?;
         Ok(RequestOwner { tenant, principal })
     }
 }
@@ -210,7 +211,7 @@ pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
             return Err(Refusal::BodyTooLarge);
         }
         if let Some(room) = room {
-            room.grow(data.len() as u64).map_err(|OverCapacity| Refusal::Overloaded)?;
+            room.grow(data.len() as u64).map_err(|OverCapacityError| Refusal::Overloaded)?;
         }
         match first {
             // Most bodies arrive in one piece, which needs no copy.

@@ -23,7 +23,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 use tracing::Instrument;
 
-use super::admission::{Admission, AdmissionPermit, OverCapacity};
+use super::admission::{Admission, AdmissionPermit, OverCapacityError};
 use super::body::ReplyBody;
 use super::cors::Cors;
 use super::hooks::{self, Hook, HookError, Hooks};
@@ -33,8 +33,8 @@ use super::resume::Resumer;
 use super::routes::{Routes, Ruling, upper_case};
 use super::without_key::KeysElsewhere;
 use super::{
-    MissingIdentity, PrincipalSource, TenantSource, guarded_request, method_override, original_uri, pages,
-    proof, trace,
+    MissingIdentityError, PrincipalSource, TenantSource, guarded_request, method_override, original_uri,
+    pages, proof, trace,
 };
 use crate::ibid::Ibid;
 use crate::identity::IdentitySetting;
@@ -77,7 +77,7 @@ pub(super) struct Shared {
 
 impl Shared {
     /// Admits a request, before its body is read.
-    pub(super) fn admit(&self, head: &Parts) -> Result<Option<AdmissionPermit>, OverCapacity> {
+    pub(super) fn admit(&self, head: &Parts) -> Result<Option<AdmissionPermit>, OverCapacityError> {
         self.admission.as_ref().map(|admission| admission.admit(head)).transpose()
     }
 
@@ -94,7 +94,11 @@ impl Shared {
     }
 
     /// Returns the principal within the tenant that sent this request, if the policy binds keys to one.
-    pub(super) fn principal(&self, policy: &Policy, head: &Parts) -> Result<Option<String>, MissingIdentity> {
+    pub(super) fn principal(
+        &self,
+        policy: &Policy,
+        head: &Parts,
+    ) -> Result<Option<String>, MissingIdentityError> {
         match policy.bind {
             BindRule::Tenant => Ok(None),
             BindRule::Principal => self.principals.find(head).map(Some),

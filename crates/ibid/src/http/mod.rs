@@ -87,12 +87,12 @@ mod trace;
 mod transact;
 mod without_key;
 
-pub use admission::{Admission, AdmissionPermit, BodyBytes, OverCapacity};
+pub use admission::{Admission, AdmissionPermit, BodyBytes, OverCapacityError};
 pub use body::ReplyBody;
 pub use capture::executed;
 pub use cors::{Cors, CorsError};
 pub use handler_attempt::{HeldAttempt, ReserveError, UnreservedRequest};
-pub use identity::{MissingIdentity, PrincipalSource, TenantSource};
+pub use identity::{MissingIdentityError, PrincipalSource, TenantSource};
 pub use layer::{IdempotencyLayer, IdempotencyService};
 pub use render::refused;
 pub use routes::{ReservedBy, Route, Routes, RoutesError, Rule, Ruling};

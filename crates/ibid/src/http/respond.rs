@@ -15,7 +15,7 @@ use super::render::{
 };
 use super::routes::Route;
 use super::{cors, repeatability, trace};
-use crate::engine::Unavailable;
+use crate::engine::UnavailableError;
 use crate::outcome::Outcome;
 use crate::telemetry::{self, ReserveOutcome};
 
@@ -165,7 +165,7 @@ fn in_transaction<B>(
 }
 
 /// Refuses a request whose key could not be reserved. Nothing was executed.
-pub(super) fn not_reserved<B>(refused: &Unavailable, route: &Route) -> Reply<B> {
+pub(super) fn not_reserved<B>(refused: &UnavailableError, route: &Route) -> Reply<B> {
     let _entered = tracing::debug_span!(telemetry::SPAN_REPLY).entered();
     let profile = route.policy.profile;
     route.counters.count(ReserveOutcome::Unavailable);

@@ -22,7 +22,7 @@ use super::reserve_queue::KeyLock;
 use super::reserve_tx;
 use super::statements::{self, Locked, WriteOptions};
 use crate::attempt::{Attempt, into_answer};
-use crate::engine::{GiveUp, Unavailable, apply_change, still_owns};
+use crate::engine::{GiveUp, UnavailableError, apply_change, still_owns};
 use crate::failpoint::{self, Hit};
 use crate::ibid::Ibid;
 use crate::outcome::Outcome;
@@ -89,7 +89,7 @@ pub enum TxError {
     CommitUnknown,
     /// The engine refuses new begins for now.
     #[error(transparent)]
-    Unavailable(#[from] Unavailable),
+    Unavailable(#[from] UnavailableError),
     /// The store failed outside the transaction.
     #[error(transparent)]
     Store(#[from] StoreError),

@@ -18,7 +18,7 @@ use super::attempt_tx::{AttemptTx, TxError, sql};
 use super::reserve_queue::ReserveQueue;
 use super::statements::{self, DialectSql, Locked, WriteOptions, of};
 use crate::attempt::Attempt;
-use crate::engine::{Arrival, DecidedRequest, ResolvedId, Unavailable, apply_change};
+use crate::engine::{Arrival, DecidedRequest, ResolvedId, UnavailableError, apply_change};
 use crate::failpoint::{self, Hit};
 use crate::ibid::Ibid;
 use crate::outcome::{Begin, Outcome};
@@ -73,8 +73,9 @@ impl Ibid {
         // Not `wait`, which bounds the wait for a duplicate: this key may be free.
         let timeout = self.engine().begin_timeout;
         let mut permit =
-            queue.first_permit(timeout).await.ok_or_else(|| Unavailable::refused_early(timeout))?;
-        let mut gate = Some(self.engine().breaker.enter(Instant::now()).map_err(Unavailable::refused_early)?);
+            queue.first_permit(timeout).await.ok_or_else(|| UnavailableError::refused_early(timeout))?;
+        let mut gate =
+            Some(self.engine().breaker.enter(Instant::now()).map_err(UnavailableError::refused_early)?);
         let policy = store.policy(ask.policy.clone()).await?;
         let (mut lost_races, mut backoff) = (0, ReserveQueue::backoff());
         while lost_races < RESERVE_TRIES_MAX {

@@ -10,7 +10,7 @@ use axum::http::{HeaderMap, Request, Response, StatusCode};
 use axum::response::IntoResponse;
 use axum::routing::post;
 use ibid::http::hooks::{Hook, HookMapping, HookSecret, HookTarget, ProviderIdAt, SignatureScheme, TenantAt};
-use ibid::http::{IdempotencyLayer, IdempotencyService, MissingIdentity, Routes, TenantSource};
+use ibid::http::{IdempotencyLayer, IdempotencyService, MissingIdentityError, Routes, TenantSource};
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::memory::MemoryStore;
 use ibid::{Ibid, Settings, upkeep};
@@ -47,7 +47,7 @@ async fn world() -> World {
     let router = Router::new().route("/pay", post(pay)).with_state(gate.clone());
     let tenants = TenantSource::by(|head| {
         let name = head.headers.get("x-tenant").and_then(|name| name.to_str().ok()).unwrap_or("ann");
-        Tenant::new(name).map_err(|_| MissingIdentity)
+        Tenant::new(name).map_err(|_| MissingIdentityError)
     });
     let layer = IdempotencyLayer::new(ibid.clone(), tenants).hooks(vec![hook()]).expect("a good hook");
     World { app: layer.layer(router), ibid, store, hands, gate }

@@ -16,8 +16,8 @@ use axum::routing::{get, post, put};
 use axum::{Router, response::IntoResponse};
 use http_body_util::BodyExt;
 use ibid::http::{
-    GuardedRequest, IdempotencyLayer, IdempotencyService, MissingIdentity, PrincipalSource, Routes, Rule,
-    TenantSource,
+    GuardedRequest, IdempotencyLayer, IdempotencyService, MissingIdentityError, PrincipalSource, Routes,
+    Rule, TenantSource,
 };
 use ibid::identity::StoreIdentity;
 use ibid::store::clock::{Clock, Hands};
@@ -71,8 +71,10 @@ async fn world_with(policy: Policy, rules: Vec<Rule>, settings: Settings) -> Wor
         .route("/things/{id}", put(handle))
         .with_state(api.clone());
     let tenants = TenantSource::by(|head| match head.headers.get("x-tenant") {
-        Some(name) => Tenant::new(name.to_str().map_err(|_| MissingIdentity)?).map_err(|_| MissingIdentity),
-        None => Err(MissingIdentity),
+        Some(name) => {
+            Tenant::new(name.to_str().map_err(|_| MissingIdentityError)?).map_err(|_| MissingIdentityError)
+        }
+        None => Err(MissingIdentityError),
     });
     let app = IdempotencyLayer::with_routes(ibid.clone(), tenants, routes).layer(router);
     World { api, app, ibid, store, hands }
@@ -760,7 +762,7 @@ async fn fresh_node(world: &World) -> IdempotencyService<Router> {
     let ibid = Ibid::start(world.store.clone(), settings).await.expect("it starts");
     let router =
         Router::new().route("/pay", post(handle)).route("/other", post(handle)).with_state(world.api.clone());
-    let tenants = TenantSource::by(|_| Tenant::new("acme").map_err(|_| MissingIdentity));
+    let tenants = TenantSource::by(|_| Tenant::new("acme").map_err(|_| MissingIdentityError));
     IdempotencyLayer::new(ibid, tenants).layer(router)
 }
 
@@ -916,8 +918,8 @@ async fn a_key_bound_to_a_principal_is_separate_from_anothers() {
     let world = world(policy.clone()).await;
     let routes = Routes::new(policy, vec![]).expect("good routes");
     let principals = PrincipalSource::by(|head| match head.headers.get("x-user") {
-        Some(user) => Ok(user.to_str().map_err(|_| MissingIdentity)?.to_owned()),
-        None => Err(MissingIdentity),
+        Some(user) => Ok(user.to_str().map_err(|_| MissingIdentityError)?.to_owned()),
+        None => Err(MissingIdentityError),
     });
     let layer = IdempotencyLayer::with_routes(world.ibid.clone(), TenantSource::only(), routes)
         .principals(principals);

@@ -9,7 +9,7 @@ use axum::body::{Body, Bytes, to_bytes};
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use axum::routing::any;
 use ibid::http::{
-    IdempotencyLayer, IdempotencyService, MissingIdentity, ReservedBy, Routes, Rule, TenantSource,
+    IdempotencyLayer, IdempotencyService, MissingIdentityError, ReservedBy, Routes, Rule, TenantSource,
 };
 use ibid::store::clock::Clock;
 use ibid::store::memory::MemoryStore;
@@ -47,7 +47,7 @@ impl Api {
         });
         let router = Router::new().fallback(handle);
         let tenants = TenantSource::by(|head| match head.headers.contains_key("x-nobody") {
-            true => Err(MissingIdentity),
+            true => Err(MissingIdentityError),
             false => Ok(Tenant::only()),
         });
         Api { runs, app: IdempotencyLayer::with_routes(ibid, tenants, routes).layer(router) }

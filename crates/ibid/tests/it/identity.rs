@@ -10,7 +10,7 @@ use axum::body::{Body, to_bytes};
 use axum::http::{Method, Request, StatusCode};
 use ibid::engine::StartError;
 use ibid::http::{
-    IdempotencyLayer, IdempotencyService, MissingIdentity, PrincipalSource, Routes, Rule, TenantSource,
+    IdempotencyLayer, IdempotencyService, MissingIdentityError, PrincipalSource, Routes, Rule, TenantSource,
 };
 use ibid::identity::change::{self, ChangeError, RetireWait};
 use ibid::identity::{IdentityError, IdentityPhase, StoreIdentity};
@@ -60,10 +60,10 @@ impl World {
                 _ => (StatusCode::CREATED, format!("run {run}")),
             }
         };
-        let tenants = TenantSource::by(|_| Tenant::new("acme").map_err(|_| MissingIdentity));
+        let tenants = TenantSource::by(|_| Tenant::new("acme").map_err(|_| MissingIdentityError));
         let principals = PrincipalSource::by(|head| {
             let user = head.headers.get("x-user").and_then(|user| user.to_str().ok());
-            user.map(str::to_owned).ok_or(MissingIdentity)
+            user.map(str::to_owned).ok_or(MissingIdentityError)
         });
         let layer = IdempotencyLayer::with_routes(ibid.clone(), tenants, routes).principals(principals);
         Ok(Node { ibid, app: layer.layer(Router::new().fallback(handler)) })

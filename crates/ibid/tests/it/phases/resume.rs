@@ -11,7 +11,8 @@ use axum::http::{HeaderMap, Request, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use ibid::http::{
-    GuardedRequest, HeldAttempt, IdempotencyLayer, IdempotencyService, MissingIdentity, Routes, TenantSource,
+    GuardedRequest, HeldAttempt, IdempotencyLayer, IdempotencyService, MissingIdentityError, Routes,
+    TenantSource,
 };
 use ibid::phase::{Care, OutsideCallError, PhaseError};
 use ibid::transaction::TxError;
@@ -125,8 +126,10 @@ async fn process<A: Adapter>(api: &Arc<Api<A>>) -> (ibid::Ibid, IdempotencyServi
 
 fn layer(ibid: ibid::Ibid) -> IdempotencyLayer {
     let tenants = TenantSource::by(|head| match head.headers.get("authorization") {
-        Some(token) => Tenant::new(token.to_str().map_err(|_| MissingIdentity)?).map_err(|_| MissingIdentity),
-        None => Err(MissingIdentity),
+        Some(token) => {
+            Tenant::new(token.to_str().map_err(|_| MissingIdentityError)?).map_err(|_| MissingIdentityError)
+        }
+        None => Err(MissingIdentityError),
     });
     IdempotencyLayer::with_routes(ibid, tenants, Routes::new(super::policy(), vec![]).unwrap())
 }

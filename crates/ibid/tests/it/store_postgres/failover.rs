@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use ibid::attempt::Attempt;
-use ibid::engine::Unavailable;
+use ibid::engine::UnavailableError;
 use ibid::outcome::{Begin, Outcome};
 use ibid::{Ibid, Settings};
 use ibid_core::fingerprint::RequestView;
@@ -42,7 +42,7 @@ async fn ibid_at(url: &str) -> Ibid {
     Ibid::start(Arc::new(store), Settings::default()).await.expect("it starts")
 }
 
-async fn begin_key(ibid: &Ibid, key: &str) -> Result<Begin, Unavailable> {
+async fn begin_key(ibid: &Ibid, key: &str) -> Result<Begin, UnavailableError> {
     let identity = Identity {
         tenant: Tenant::only(),
         operation: Operation { method: "POST".into(), path: "/pay".into() },

@@ -27,9 +27,9 @@ pub(crate) enum Kind {
     Other,
     /// `// …` or `/* … */`.
     Comment,
-    /// `/// …`.
+    /// An outer doc comment, `/// …`.
     OuterDoc,
-    /// `//! …`.
+    /// An inner doc comment, `//! …`.
     InnerDoc,
 }
 

@@ -14,7 +14,7 @@ pub(crate) struct Passage<'a> {
 pub(crate) struct Word<'a> {
     /// As it is written, without the punctuation around it.
     pub(crate) text: &'a str,
-    /// Where it is written.
+    /// The line on which it is written.
     pub(crate) line: usize,
 }
 

@@ -20,9 +20,9 @@ pub(crate) struct RustFile<'a> {
 /// A module, type or function.
 #[derive(Debug)]
 pub(crate) struct Item<'a> {
-    /// What is declared.
+    /// The kind of item that is declared.
     pub(crate) kind: ItemKind,
-    /// The declared name.
+    /// The name that is declared.
     pub(crate) name: &'a str,
     /// Line of the name.
     pub(crate) line: usize,
@@ -30,7 +30,7 @@ pub(crate) struct Item<'a> {
     pub(crate) last_line: usize,
     /// Declared with a bare `pub`.
     pub(crate) is_public: bool,
-    /// Declared with `async`.
+    /// Whether it is declared with `async`.
     pub(crate) is_async: bool,
     /// Marked as a test, by an attribute whose path ends in `test`.
     pub(crate) is_test: bool,
@@ -40,14 +40,14 @@ pub(crate) struct Item<'a> {
     pub(crate) docs: Vec<&'a str>,
 }
 
-/// What an item declares.
+/// The kinds of items that are looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ItemKind {
-    /// `mod`.
+    /// A module, declared with `mod`.
     Module,
     /// `struct`, `enum`, `trait`, or a `type` that is not an associated one.
     Type,
-    /// `fn`.
+    /// A function, declared with `fn`.
     Function,
 }
 
@@ -56,7 +56,7 @@ pub(crate) enum ItemKind {
 pub(crate) struct NamedPath {
     /// Its segments, from the crate's name on.
     pub(crate) segments: Vec<String>,
-    /// Where it is named.
+    /// The line on which it is named.
     pub(crate) line: usize,
 }
 

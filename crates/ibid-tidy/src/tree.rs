@@ -16,7 +16,7 @@ pub(crate) struct Sources {
 /// The checked files, parsed.
 #[derive(Debug)]
 pub(crate) struct Tree<'a> {
-    /// Rust files.
+    /// The Rust files of the tree.
     pub(crate) rust: Vec<RustFile<'a>>,
     /// SQL, Markdown and TOML files: path and text.
     pub(crate) others: Vec<(&'a str, &'a str)>,
@@ -42,7 +42,7 @@ impl Sources {
         Sources { files: files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect() }
     }
 
-    /// Parses the files.
+    /// Parses the files into a tree.
     pub(crate) fn tree(&self) -> Tree<'_> {
         let (rust, others): (Vec<_>, Vec<_>) = self.files.iter().partition(|(path, _)| path.ends_with(".rs"));
         Tree {

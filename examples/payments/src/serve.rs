@@ -57,17 +57,7 @@ async fn start_on<D: Backend>(
     config: Config,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<Server, Failure> {
-    // The worker does not renew the lease of a claimed effect. A charge makes up to two calls (the charge, and a lookup
-    // after a refusal); both and the write of the result must fit into the lease.
-    let call_within = CHARGE_WITHIN.min(config.lease / 3);
-    let charger = Charger { processor: ProcessorClient::new(&config.provider, call_within) };
-    let worker = Worker::builder(ibid.clone(), database.clone())
-        .on(ChargePayment::KIND, charger)
-        .timeout(config.lease * 3 / 4)
-        .lease(config.lease)
-        .poll_every(config.poll_every)
-        .stop_within(STOP_WITHIN)
-        .build()?;
+    let worker = worker(&ibid, &database, &config)?;
     let app = App {
         db: db.clone(),
         database,
@@ -121,6 +111,21 @@ async fn start_on<D: Backend>(
         Ok(())
     };
     Ok(Server { address, ended: tokio::spawn(ended) })
+}
+
+/// Builds the worker that charges payments.
+fn worker<D: Backend>(ibid: &Ibid, database: &D, config: &Config) -> Result<Worker<D>, Failure> {
+    // The worker does not renew the lease of a claimed effect. A charge makes up to two calls (the charge, and a lookup
+    // after a refusal); both and the write of the result must fit into the lease.
+    let call_within = CHARGE_WITHIN.min(config.lease / 3);
+    let charger = Charger { processor: ProcessorClient::new(&config.provider, call_within) };
+    let worker = Worker::builder(ibid.clone(), database.clone())
+        .on(ChargePayment::KIND, charger)
+        .timeout(config.lease * 3 / 4)
+        .lease(config.lease)
+        .poll_every(config.poll_every)
+        .stop_within(STOP_WITHIN);
+    Ok(worker.build()?)
 }
 
 /// Upper bound for finishing running work at shutdown.

@@ -243,7 +243,7 @@ async fn an_invalid_act_is_refused_with_its_reason() {
         (
             &["keys", "resolve", &id, "--status", "204", "--body", "x", "--reason", "r"],
             2,
-            "an answer 204 has no body",
+            "a response with status 204 has no body",
         ),
         (&["keys", "resolve", "ffffffffffff", "--not-executed", "--reason", "r"], 1, "no record begins with"),
         (&["keys", "forget", &id, "--reason", "r", "--yes"], 1, "the record is unknown"),

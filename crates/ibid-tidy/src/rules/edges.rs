@@ -1,4 +1,4 @@
-//! Which module and which crate may name which.
+//! Rules on the modules and crates that a module or crate may name.
 
 use crate::Finding;
 use crate::tree::Tree;

@@ -37,7 +37,7 @@ struct Listing<'a> {
     root: &'a Path,
     index: &'a Value,
     sources: BTreeMap<String, String>,
-    /// Where an item has been described.
+    /// The place where an item has been described.
     listed: BTreeMap<String, String>,
     lines: BTreeSet<String>,
 }

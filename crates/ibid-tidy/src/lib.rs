@@ -24,7 +24,7 @@ pub(crate) struct Finding {
     pub(crate) line: usize,
     /// The text that breaks the rule.
     pub(crate) text: String,
-    /// How bad it is next to others of its rule; the worst are printed first.
+    /// Weight among findings of the same rule; the heaviest are printed first.
     pub(crate) weight: usize,
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct Item<'a> {
     pub(crate) last_line: usize,
     /// Declared with a bare `pub`.
     pub(crate) is_public: bool,
-    /// Whether it is declared with `async`.
+    /// True for functions that are declared with `async`.
     pub(crate) is_async: bool,
     /// Marked as a test, by an attribute whose path ends in `test`.
     pub(crate) is_test: bool,
@@ -130,7 +130,7 @@ fn module_of(path: &str) -> Vec<String> {
     module
 }
 
-/// What was read before an item and belongs to it.
+/// Comments and attributes that were read before an item and belong to it.
 #[derive(Default)]
 struct Pending<'a> {
     docs: Vec<&'a str>,

@@ -384,8 +384,8 @@ tokio::task_local! {
 /// has to read within the stall time-out.
 const PIECE_BYTES: usize = 16 * 1024;
 
-/// Largest reply over HTTP/1.1 that is not counted: a connection has one at a time, and hyper's buffers for the
-/// connection are larger.
+/// Largest reply over HTTP/1.1 that is not counted. A connection has one at a time, because hyper takes the next pipelined
+/// request only after the reply was written to the socket, and hyper's buffers for the connection are larger.
 const SMALL_BYTES: u64 = 4 * 1024;
 
 /// Time after which, when memory is short, a client that has not read a piece counts as stalled: 16 KiB/s is slower than

@@ -67,7 +67,7 @@ impl From<Response> for Completion {
 }
 
 impl Attempt {
-    /// RunLimit `work` and completes the record in one transaction of `database`.
+    /// Runs `work` and completes the record in one transaction of `database`.
     ///
     /// The response that `work` returns is stored in the same commit as its rows and effects. A response with a status
     /// of 400 and above rolls the work back; it is stored, or the key is released, as the policy says. So does an
@@ -131,7 +131,7 @@ impl Attempt {
 }
 
 impl<T: OwnedTx> AttemptTx<'static, T> {
-    /// RunLimit `work` in the transaction. After an error the transaction is rolled back, and the error is `wrap`ped.
+    /// Runs `work` in the transaction. After an error the transaction is rolled back, and the error is `wrap`ped.
     pub(crate) async fn run<R, E, X, W, F>(
         self,
         work: &mut W,

@@ -9,6 +9,7 @@ use crate::evidence::EventName;
 use crate::fingerprint::Fingerprint;
 use crate::policy::Policy;
 use crate::record::{Flags, Nonce, Record, RecordDetails, RecoveryPoint, State, Version};
+use crate::response::{Response, SavedResponse};
 use crate::scope::{Identity, RecordId};
 use crate::time::Timestamp;
 
@@ -23,7 +24,9 @@ pub struct Change {
     pub nonce: Nonce,
     /// The new row; `None` leaves the record alone and only adds to its history.
     pub draft: Option<Draft>,
-    /// Delete the bodies that are stored with the record.
+    /// Response to store with the record; `None` leaves the stored one as it is.
+    pub response: Option<Arc<Response>>,
+    /// Delete the response and the bodies that were stored with the record before this change.
     pub clears_bodies: bool,
     /// Bodies to store apart from the row.
     pub bodies: Vec<StoredBody>,
@@ -94,6 +97,9 @@ pub enum InstantChange {
     Clear,
 }
 
+/// Longest interval that is added to an instant, about a thousand years: "never" in practice, and no sum overflows.
+pub const INTERVAL_MAX: Duration = Duration::from_secs(1000 * 365 * 24 * 3600);
+
 impl InstantChange {
     /// Returns the code that the statements of every store use.
     pub fn code(self) -> i16 {
@@ -117,8 +123,6 @@ pub struct StoredBody {
 /// Kind of a body that is stored apart from the row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyKind {
-    /// The response to replay.
-    Answer,
     /// The request, while an async or resumable route needs it.
     Request,
     /// The result of the phase that led to this recovery point.
@@ -126,10 +130,13 @@ pub enum BodyKind {
 }
 
 impl BodyKind {
+    /// Code under which a store keeps the body of a response that is too large for the row. It is part of the response, and
+    /// [`BodyStore::bodies`](crate::store::BodyStore::bodies) does not return it.
+    pub const RESPONSE: u32 = 1;
+
     /// Returns the code that stores keep.
     pub fn code(self) -> u32 {
         match self {
-            BodyKind::Answer => 1,
             BodyKind::Request => 2,
             BodyKind::Phase(point) => 16 + u32::from(point),
         }
@@ -147,29 +154,30 @@ pub struct History {
 
 /// Kind of a history line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
 pub enum HistoryKind {
     /// The lease of an attempt lapsed.
-    Lapse = 1,
+    Lapse,
     /// Another attempt took over.
-    Takeover = 2,
+    Takeover,
     /// The outcome became unknown.
-    Unknown = 3,
+    Unknown,
     /// A reconciler looked up the outcome.
-    ReconcileTry = 4,
+    ReconcileTry,
     /// An attempt or a webhook reported a result late.
-    LateAnswer = 5,
+    LateAnswer,
     /// The outcome became known.
-    Settled = 6,
+    Settled,
     /// An operator acted on the record.
-    Operator = 7,
+    Operator,
     /// Another attempt resumed a record with an in-doubt call.
-    Resumed = 8,
+    Resumed,
+    /// A newer version of ibid wrote a kind that this one does not know.
+    Other,
 }
 
 impl HistoryKind {
     /// All kinds, in the order of their codes.
-    pub const ALL: [HistoryKind; 8] = [
+    pub const ALL: [HistoryKind; 9] = [
         HistoryKind::Lapse,
         HistoryKind::Takeover,
         HistoryKind::Unknown,
@@ -178,19 +186,15 @@ impl HistoryKind {
         HistoryKind::Settled,
         HistoryKind::Operator,
         HistoryKind::Resumed,
+        HistoryKind::Other,
     ];
 
-    /// Returns the code that stores keep.
-    pub fn code(self) -> u8 {
-        self as u8
+    /// Returns the kind with this name; [`HistoryKind::Other`] if there is none.
+    pub fn from_name(name: &str) -> HistoryKind {
+        HistoryKind::ALL.into_iter().find(|kind| kind.name() == name).unwrap_or(HistoryKind::Other)
     }
 
-    /// Returns the kind with this code.
-    pub fn from_code(code: u8) -> Option<HistoryKind> {
-        HistoryKind::ALL.into_iter().find(|kind| kind.code() == code)
-    }
-
-    /// Returns the name that `ibid keys show` prints.
+    /// Returns the name that stores keep and `ibid keys show` prints.
     pub fn name(self) -> &'static str {
         match self {
             HistoryKind::Lapse => "lapse",
@@ -201,6 +205,7 @@ impl HistoryKind {
             HistoryKind::Settled => "settled",
             HistoryKind::Operator => "operator",
             HistoryKind::Resumed => "resumed",
+            HistoryKind::Other => "other",
         }
     }
 }
@@ -226,10 +231,17 @@ pub struct Stamp {
 pub struct StoredRecord {
     /// The row. Shared, because attempts, responses and queued writes refer to it, too.
     pub record: Arc<Record>,
-    /// Bytes of the response, if one is stored.
-    pub answer: Option<Bytes>,
+    /// The response, if one is stored.
+    pub response: Option<SavedResponse>,
     /// The store's clock at the read.
     pub now: Timestamp,
+}
+
+impl StoredRecord {
+    /// Returns the body of the stored response; `None` if there is no response, or it is sealed.
+    pub fn body(&self) -> Option<&[u8]> {
+        self.response.as_ref().and_then(SavedResponse::plain).map(|response| &response.body[..])
+    }
 }
 
 impl Change {
@@ -248,9 +260,10 @@ impl Change {
         stored.record.version == self.version()
     }
 
-    /// Returns the size of the bodies in bytes, by which batches are bounded.
+    /// Returns the size of the response and the bodies in bytes, by which batches are bounded.
     pub fn body_bytes(&self) -> usize {
-        self.bodies.iter().map(|body| body.data.len()).sum()
+        let response = self.response.as_ref().map_or(0, |response| response.body.len());
+        response + self.bodies.iter().map(|body| body.data.len()).sum::<usize>()
     }
 
     /// Returns the record after the store committed this change at `stamp`; `None` for a change without a draft.
@@ -263,7 +276,8 @@ impl Change {
             InstantChange::Now => Some(stamp.now),
             InstantChange::Clear => None,
         };
-        let at = |interval: Option<Duration>| interval.map(|interval| stamp.now.after(interval));
+        let at =
+            |interval: Option<Duration>| interval.map(|interval| stamp.now.after(interval.min(INTERVAL_MAX)));
         Some(Arc::new(Record {
             id: self.id,
             identity: draft.identity.clone(),

@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn a_downstream_key_is_recognised() {
-        let ours = downstream_key(&RecordId::from_bytes([7; 32]), Nonce(1), "charge");
+        let ours = downstream_key(&RecordId::from_bytes([7; RecordId::LEN]), Nonce(1), "charge");
         assert!(is_downstream_key(&ours), "{ours}");
         for other in ["", "ibid-", &ours[..36], &format!("{ours}0"), &ours.to_uppercase(), &ours[5..]] {
             assert!(!is_downstream_key(other), "{other}");

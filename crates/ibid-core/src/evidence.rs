@@ -3,16 +3,17 @@
 //! A webhook may arrive before its record or effect is `unknown`, and its event must count once however often it is
 //! delivered.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use minicbor::{Decode, Encode};
 use sha2::{Digest, Sha256};
 
 use crate::machine::{AttemptResponse, Observation};
 use crate::record::Nonce;
+use crate::response::Response;
 use crate::scope::RecordId;
-use crate::store::{BoxFuture, StoreError};
+use crate::store::{BoxFuture, Cursor, Page, StoreError};
 use crate::time::Timestamp;
 
 /// One event that reports the outcome of a record or an effect.
@@ -78,7 +79,7 @@ impl EffectRef {
                 [kind, id].map(|part| add_part(part))
             }
         };
-        RecordId::from_bytes(digest.finalize().into())
+        RecordId::of_digest(digest)
     }
 }
 
@@ -94,8 +95,6 @@ pub struct EventName {
 /// Evidence as a store returns it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredEvidence {
-    /// Sequence number in the store, in the order of arrival.
-    pub seq: i64,
     /// The event. Its age is zero, because [`StoredEvidence::as_of`] includes it.
     pub evidence: Evidence,
     /// Instant that the event is about, by the store's clock: its arrival less its age.
@@ -109,8 +108,8 @@ pub struct StoredEvidence {
 pub enum EvidenceQuery {
     /// Evidence about the record or effect with this id ([`EvidenceSubject::id`]).
     Of(RecordId),
-    /// Cursor: all evidence after this sequence number.
-    After(i64),
+    /// All evidence.
+    All,
 }
 
 /// A store for evidence. It does not interpret what the evidence proves.
@@ -127,15 +126,16 @@ pub trait EvidenceStore: Send + Sync {
         keep_for: Duration,
     ) -> BoxFuture<'_, Result<(StoredEvidence, bool), StoreError>>;
 
-    /// Returns open evidence, oldest first.
+    /// Returns one page of open evidence, about in the order of arrival, from `after` on.
     fn open_evidence(
         &self,
         which: EvidenceQuery,
+        after: Option<Cursor>,
         limit: u32,
-    ) -> BoxFuture<'_, Result<Vec<StoredEvidence>, StoreError>>;
+    ) -> BoxFuture<'_, Result<Page<StoredEvidence>, StoreError>>;
 
     /// Marks evidence that cannot be used any more. The store still remembers its events until their time is over.
-    fn dismiss_evidence(&self, seqs: Vec<i64>) -> BoxFuture<'_, Result<(), StoreError>>;
+    fn dismiss_evidence(&self, names: Vec<EventName>) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// Deletes up to `limit` pieces of evidence whose time is over. Returns how many.
     fn purge_evidence(&self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>>;
@@ -163,7 +163,7 @@ pub fn encode_evidence(evidence: &Evidence) -> Option<Vec<u8>> {
             executed: true,
             status: answer.status,
             retry_after: answer.retry_after,
-            kept: answer.kept.as_ref().map(|bytes| bytes.to_vec()),
+            kept: answer.kept.as_ref().map(|response| response.to_bytes().to_vec()),
             provider_id: answer.provider_id.clone(),
             ..about
         },
@@ -187,7 +187,7 @@ pub fn decode_evidence(id: RecordId, bytes: &[u8]) -> Option<(EvidenceSubject, O
         true => Observation::Executed(AttemptResponse {
             status: stored.status,
             retry_after: stored.retry_after,
-            kept: stored.kept.map(Bytes::from),
+            kept: stored.kept.map(|bytes| Response::from_bytes(&bytes).map(Arc::new)).transpose().ok()?,
             provider_id: stored.provider_id,
             proof: None,
         }),
@@ -230,7 +230,7 @@ mod tests {
             proof: None,
         };
         let observations = [
-            Observation::Executed(answer(Some(Bytes::from_static(b"\x01body")))),
+            Observation::Executed(answer(Some(Arc::new(Response::json(402, &"no"))))),
             Observation::Executed(answer(None)),
             Observation::NotExecuted,
         ];
@@ -243,12 +243,12 @@ mod tests {
         }
         assert_eq!(
             encode_evidence(&evidence_about(
-                EvidenceSubject::Record(RecordId::from_bytes([7; 32])),
+                EvidenceSubject::Record(RecordId::from_bytes([7; RecordId::LEN])),
                 Observation::Nothing
             )),
             None
         );
-        assert_eq!(decode_evidence(RecordId::from_bytes([7; 32]), b"damaged"), None);
+        assert_eq!(decode_evidence(RecordId::from_bytes([7; RecordId::LEN]), b"damaged"), None);
     }
 
     #[test]
@@ -260,7 +260,7 @@ mod tests {
     fn subjects() -> [EvidenceSubject; 5] {
         let id = |kind: &str, id: &str| EffectRef::ProviderId { kind: kind.into(), id: id.into() };
         [
-            EvidenceSubject::Record(RecordId::from_bytes([7; 32])),
+            EvidenceSubject::Record(RecordId::from_bytes([7; RecordId::LEN])),
             EvidenceSubject::Effect(EffectRef::DownstreamKey("ch_1".into())),
             EvidenceSubject::Effect(id("charge", "ch_1")),
             EvidenceSubject::Effect(id("chargech", "_1")),

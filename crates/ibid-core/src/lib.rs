@@ -28,11 +28,12 @@
 //! | [`key`], [`key_source`], [`forward_key`] | Parses a key, finds it in a request, passes it on to an upstream. |
 //! | [`scope`], [`mod@path`] | Tenant, operation and record id; which paths all servers read alike. |
 //! | [`fingerprint`] | The keyed digest of a request, and `json-exact`, its canonical form of JSON. |
-//! | [`response`] | The response stored for replay, and its encoding. |
+//! | [`response`] | The response stored for replay, and its encodings. |
 //! | [`proof`] | What the header fields of a response prove about the outcome. |
 //! | [`refusal`] | Every reason to refuse a request, with code, status and text. |
 //! | [`repeatability`] | The rules of OASIS Repeatable Requests, and the age of requests. |
 //! | [`operator_action`] | An operator's name and reason, for the history. |
+//! | [`row`] | The columns of a record, written and read in one place for all stores. |
 //! | [`store`], [`reap`], [`sql`] | The traits that stores and transactions implement. |
 //! | [`time`] | Instants of the store's clock. |
 
@@ -54,6 +55,7 @@ pub mod record;
 pub mod refusal;
 pub mod repeatability;
 pub mod response;
+pub mod row;
 pub mod scope;
 pub mod sql;
 pub mod store;

@@ -1,53 +1,56 @@
-//! What the reaper asks of a store: what may go, how much of it went, and where to go on.
+//! The reaper's view of a store: what may be removed, how much was, and where to continue.
 //!
-//! A store compares instants here, as everywhere; why something may go is the reaper's business.
+//! A store compares instants here, as everywhere. Why something may be removed is decided by the reaper.
 
 use std::time::Duration;
 
-/// What is to go.
+use crate::store::Cursor;
+
+/// A kind of rows that the reaper removes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReapTarget {
-    /// Records. Past `expires_at` one is stripped: its bodies go, and of the row stay id, fingerprint, state and
-    /// instants, a tombstone. Past `purge_at` all of it goes. One with an open Effect and a
-    /// dead letter are left alone.
+    /// Records. Past `expires_at` a record is stripped to a tombstone: its response and bodies are deleted, and id,
+    /// fingerprint, state and instants stay. Past `purge_at` the row is deleted. A record with an open effect and a dead
+    /// letter stay as they are.
     Records,
-    /// Effects that are done or discarded for longer than `keep`, and whose record is gone.
+    /// Effects that were done or discarded longer than `keep` ago, and whose record is gone.
     Effects {
-        /// How long after they ended.
+        /// Retention, from the end of the effect.
         keep: Duration,
     },
     /// Lines of history older than `keep`, of records that are gone.
     History {
-        /// How long after they were written.
+        /// Retention, from the instant at which the line was written.
         keep: Duration,
     },
-    /// Room in the file that nothing has used since, where a store can give it back step by step.
+    /// Policies that no record can name any more, with what the store keeps for each policy.
+    Policies,
+    /// Unused pages of the database file, where a store can return them step by step.
     Room,
 }
 
-/// What one step of a [`ReapTarget`] came to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The outcome of one step of the reaper.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReapStep {
     /// Records that became tombstones.
     pub stripped: u64,
-    /// What went for good: records, Effects, lines, or pages of the file.
+    /// Rows that were deleted: records, effects, lines or policies; for [`ReapTarget::Room`] pages of the file.
     pub removed: u64,
     /// Records that are past their time and stay, because a row of the application refers to them and forbids it.
     pub held: u64,
-    /// Where the next step goes on; none: there is nothing more for now.
-    pub next: Option<i64>,
-    /// How long others had to wait for it: the work, without the time that it waited itself.
+    /// Where the next step continues; `None`: nothing is left for now.
+    pub next: Option<Cursor>,
+    /// How long the step kept other writers waiting.
     pub took: Duration,
+    /// How long ago the oldest row that this step looked at could have been removed: how far the reaper is behind.
+    pub behind: Option<Duration>,
 }
 
-/// What would go now.
+/// Rows that the reaper would strip or delete now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReapCount {
     /// Records that would become tombstones.
     pub strip: u64,
-    /// What would go for good.
+    /// Rows that would be deleted.
     pub remove: u64,
 }
-
-/// Where every course begins.
-pub const CURSOR_START: i64 = i64::MIN;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use minicbor::{Decode, Encode};
+use serde::{Deserialize, Serialize};
 
 use crate::fingerprint::Fingerprint;
 use crate::policy::Policy;
@@ -110,105 +110,109 @@ impl Flags {
 /// Number of the last committed phase; zero before the first.
 pub type RecoveryPoint = u16;
 
-/// Small fields of a record that no query filters by, kept in one column.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+/// Small fields of a record that no query filters by, kept as JSON in one column.
+///
+/// A field that has its default is left out, and a note of defaults only is null. A reader passes over fields that it does
+/// not know.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct RecordDetails {
-    /// Status of the stored response, so that a list need not open the body.
-    #[n(0)]
+    /// Status of the response, whether it is stored or not. It has its own column.
+    #[serde(skip)]
     pub status: Option<u16>,
     /// Reason why the last attempt did not complete.
-    #[n(1)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub last_error: Option<ErrorCode>,
     /// The provider's own id of the result.
-    #[n(2)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub provider_id: Option<String>,
     /// Number of lapses since it was last found that nothing was executed.
-    #[n(3)]
+    #[serde(skip_serializing_if = "is_zero")]
     pub lapses: u32,
     /// Number of lookups by a reconciler.
-    #[n(4)]
+    #[serde(skip_serializing_if = "is_zero")]
     pub tries: u32,
     /// Instant at which a reconciler first found that nothing was executed, in µs of the store's clock.
-    #[n(5)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub absent_at: Option<i64>,
     /// Trace of the first execution, as a W3C `traceparent`.
-    #[n(6)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub trace: Option<String>,
-    /// Digest of the names of the committed phases, in order, so that a redeploy which reordered them is refused.
-    #[n(7)]
-    pub phases: Option<u64>,
+    /// Names of the committed phases, in order: where a handler stopped.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub phases: Vec<String>,
     /// Phase whose external call may be in flight and must not be repeated blindly.
-    #[n(8)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub calling: Option<RecoveryPoint>,
     /// Phase of the in-doubt call: it may have been made, and may be repeated under its key or looked up.
     ///
     /// Until its result is recorded the generation does not end, because the next one would call under another key.
-    #[n(9)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub doubt: Option<RecoveryPoint>,
     /// Digest of the names of the phases up to that of the in-doubt call: a different call at its position would hide
     /// it.
-    #[n(10)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub doubted: Option<u64>,
     /// Status of the response that proved nothing, while the outcome is unknown because of it.
-    #[n(11)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub unproven: Option<u16>,
 }
 
 impl RecordDetails {
     /// Returns the id of the first execution's trace.
     pub fn trace_id(&self) -> Option<&str> {
-        // Older records hold only the id.
+        // A library caller may have stored the id alone.
         self.trace.as_deref().map(|trace| trace.split('-').nth(1).unwrap_or(trace))
     }
 
-    /// Encodes the details as stores keep them.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(NOTE_BYTES);
-        // Writing into a `Vec` cannot fail.
-        minicbor::encode(self, &mut bytes).expect("a Vec takes every byte");
-        bytes
+    /// Encodes the details as stores keep them, without the status; `None` if all of them have their defaults.
+    pub fn to_json(&self) -> Option<String> {
+        if *self == (RecordDetails { status: self.status, ..RecordDetails::default() }) {
+            return None;
+        }
+        // Strings and numbers are always JSON.
+        Some(serde_json::to_string(self).expect("the details of a record are JSON"))
     }
 
-    /// Decodes stored details; `None` if the bytes are damaged.
-    pub fn from_bytes(bytes: &[u8]) -> Option<RecordDetails> {
-        minicbor::decode(bytes).ok()
+    /// Decodes stored details and adds the status from its column; `None` if the text is damaged.
+    pub fn from_json(text: Option<&str>, status: Option<u16>) -> Option<RecordDetails> {
+        let details = text.map_or_else(|| Ok(RecordDetails::default()), serde_json::from_str).ok()?;
+        Some(RecordDetails { status, ..details })
     }
 }
 
+/// Lets a counter be left out of the JSON while it is zero.
+fn is_zero(count: &u32) -> bool {
+    *count == 0
+}
+
 /// Reason why an attempt did not complete.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-#[cbor(index_only)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ErrorCode {
     /// The lease of the attempt lapsed.
-    #[n(0)]
     Lapsed,
     /// No response came in time.
-    #[n(1)]
     TimedOut,
     /// The connection broke, or the response was cut off.
-    #[n(2)]
     Broken,
     /// The response proves nothing (5xx).
-    #[n(3)]
     ServerError,
     /// The handler panicked during the attempt.
-    #[n(4)]
     Panicked,
     /// Nothing was sent to the upstream.
-    #[n(5)]
     NotSent,
     /// The response said "not done".
-    #[n(6)]
     Refused,
     /// The client disconnected before anything was sent.
-    #[n(7)]
     ClientGone,
     /// The effect that owed the response is dead.
-    #[n(8)]
     EffectDead,
     /// The store did not answer the begin, so nothing was run.
-    #[n(9)]
     GivenUp,
+    /// A newer version of ibid wrote a reason that this one does not know.
+    #[serde(other)]
+    Other,
 }
 
 impl ErrorCode {
@@ -225,6 +229,7 @@ impl ErrorCode {
             ErrorCode::ClientGone => "client_gone",
             ErrorCode::EffectDead => "effect_dead",
             ErrorCode::GivenUp => "given_up",
+            ErrorCode::Other => "other",
         }
     }
 }
@@ -318,9 +323,6 @@ impl Record {
     }
 }
 
-/// Size of the details of an ordinary record, rounded up; with a trace or a provider's id they are larger.
-const NOTE_BYTES: usize = 32;
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -333,5 +335,27 @@ mod tests {
             assert_eq!(State::from_name(name), Some(state));
         }
         assert_eq!(State::from_name("lost"), None);
+    }
+    #[test]
+    fn details_are_json_and_defaults_are_left_out() {
+        let plain = RecordDetails { status: Some(201), ..RecordDetails::default() };
+        assert_eq!(plain.to_json(), None);
+        assert_eq!(RecordDetails::from_json(None, Some(201)), Some(plain));
+        let late = RecordDetails {
+            last_error: Some(ErrorCode::TimedOut),
+            phases: vec!["reserve".to_owned(), "charge".to_owned()],
+            ..RecordDetails::default()
+        };
+        let text = late.to_json().expect("it differs from the defaults");
+        assert_eq!(text, r#"{"last_error":"timed_out","phases":["reserve","charge"]}"#);
+        assert_eq!(RecordDetails::from_json(Some(&text), None), Some(late));
+    }
+
+    #[test]
+    fn details_of_a_newer_version_can_be_read() {
+        let newer = r#"{"last_error":"eaten_by_a_dog","colour":"red","tries":2}"#;
+        let read = RecordDetails::from_json(Some(newer), None).expect("it is JSON");
+        assert_eq!((read.last_error, read.tries), (Some(ErrorCode::Other), 2));
+        assert_eq!(RecordDetails::from_json(Some("{"), None), None);
     }
 }

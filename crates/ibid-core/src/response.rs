@@ -1,7 +1,10 @@
-//! The response stored for replay, and its encoding.
+//! The response stored for replay, and its two encodings.
 //!
-//! The encoding begins with a format number, so that a node which does not know the format reports it instead of
-//! guessing.
+//! A record keeps its response as plain columns: status, header lines ([`Response::lines`]) and body. Evidence and results
+//! that are not yet recorded keep it as one value ([`Response::to_bytes`]), which begins with a format number, so that a
+//! node which does not know the format reports it instead of guessing.
+
+use std::sync::Arc;
 
 use bytes::Bytes;
 use minicbor::{Decode, Encode};
@@ -21,8 +24,30 @@ pub struct Response {
     pub body: Bytes,
     /// Trailer lines in their order.
     pub trailers: Vec<Line>,
-    /// Version of the API's own response shape at the time (`response_version`).
-    pub version: u32,
+}
+
+/// The response of a record as a store returns it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SavedResponse {
+    /// Status, header lines and body, as they were stored.
+    Plain(Arc<Response>),
+    /// One value that is encrypted under a key. This version of ibid has no such keys and cannot open it.
+    Sealed {
+        /// Id of the encryption key.
+        key_id: String,
+        /// Encrypted status, header lines and body.
+        data: Bytes,
+    },
+}
+
+impl SavedResponse {
+    /// Returns the response if it can be read.
+    pub fn plain(&self) -> Option<&Arc<Response>> {
+        match self {
+            SavedResponse::Plain(response) => Some(response),
+            SavedResponse::Sealed { .. } => None,
+        }
+    }
 }
 
 /// One field line: name in lower case, value as bytes.
@@ -40,8 +65,10 @@ pub fn may_be_repeated(name: &str, not_replayed: &[String]) -> bool {
 }
 
 impl Response {
-    /// Removes the header lines that no retry may get under `policy`.
+    /// Removes the header lines that no retry may get under `policy`, and lines that HTTP cannot carry.
     pub fn repeatable(mut self, policy: &Policy) -> Response {
+        self.headers.retain(is_field_line);
+        self.trailers.retain(is_field_line);
         // Names from HTTP are in lower case already; only those of library callers may need to be copied.
         self.headers.retain(|(name, _)| match name.bytes().any(|byte| byte.is_ascii_uppercase()) {
             true => may_be_repeated(&name.to_ascii_lowercase(), &policy.not_replayed),
@@ -57,7 +84,6 @@ impl Response {
             headers: vec![("content-type".to_owned(), Bytes::copy_from_slice(content_type.as_bytes()))],
             body: Bytes::from(body),
             trailers: Vec::new(),
-            version: 0,
         }
     }
 
@@ -78,7 +104,51 @@ impl Response {
         self
     }
 
-    /// Encodes the response as stores keep it.
+    /// Encodes the header lines as a record keeps them: `name: value` and a line feed each, then, if there are trailers, an
+    /// empty line and the trailers.
+    ///
+    /// The form is the one that people know. HTTP allows no line feed in a name or value; lines that have one are left
+    /// out, because no client could get them.
+    pub fn lines(&self) -> Vec<u8> {
+        let size = |lines: &[Line]| -> usize {
+            lines.iter().map(|(name, value)| name.len() + value.len() + 3).sum()
+        };
+        let mut text = Vec::with_capacity(size(&self.headers) + size(&self.trailers) + 1);
+        let add = |text: &mut Vec<u8>, lines: &[Line]| {
+            for (name, value) in lines.iter().filter(|line| is_field_line(line)) {
+                text.extend_from_slice(name.as_bytes());
+                text.extend_from_slice(b": ");
+                text.extend_from_slice(value);
+                text.push(b'\n');
+            }
+        };
+        add(&mut text, &self.headers);
+        if !self.trailers.is_empty() {
+            text.push(b'\n');
+            add(&mut text, &self.trailers);
+        }
+        text
+    }
+
+    /// Builds a response from the columns of a record; `None` if the lines cannot be read.
+    pub fn from_columns(status: u16, lines: &[u8], body: Bytes) -> Option<Response> {
+        let (mut headers, mut trailers, mut in_trailers) = (Vec::new(), Vec::new(), false);
+        for line in lines.strip_suffix(b"\n").unwrap_or(lines).split(|byte| *byte == b'\n') {
+            if line.is_empty() {
+                // Of no lines at all, `split` returns one that is empty.
+                in_trailers = true;
+                continue;
+            }
+            let colon = line.iter().position(|byte| *byte == b':')?;
+            let name = std::str::from_utf8(&line[..colon]).ok()?.to_owned();
+            let value = line[colon + 1..].strip_prefix(b" ").unwrap_or(&line[colon + 1..]);
+            let parsed = (name, Bytes::copy_from_slice(value));
+            if in_trailers { trailers.push(parsed) } else { headers.push(parsed) }
+        }
+        Some(Response { status, headers, body, trailers })
+    }
+
+    /// Encodes the response as one value.
     pub fn to_bytes(&self) -> Bytes {
         let lines = |lines: &[Line]| -> usize {
             lines.iter().map(|(name, value)| name.len() + value.len() + LINE_HEAD).sum()
@@ -91,14 +161,17 @@ impl Response {
             headers: encode_lines(&self.headers),
             body: &self.body,
             trailers: encode_lines(&self.trailers),
-            version: self.version,
         };
         // Writing into a `Vec` cannot fail.
         minicbor::encode(&stored, &mut bytes).expect("a Vec takes every byte");
         Bytes::from(bytes)
     }
 
-    /// Decodes a stored response.
+    /// Decodes what [`Response::to_bytes`] wrote.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the bytes have another format, or none.
     pub fn from_bytes(bytes: &[u8]) -> Result<Response, ResponseError> {
         let (format, rest) = bytes.split_first().ok_or(ResponseError::Damaged)?;
         if *format != FORMAT {
@@ -116,7 +189,6 @@ impl Response {
             headers: lines(stored.headers),
             body: Bytes::copy_from_slice(stored.body),
             trailers: lines(stored.trailers),
-            version: stored.version,
         })
     }
 }
@@ -147,8 +219,6 @@ struct EncodedResponse<'b> {
     body: &'b [u8],
     #[b(3)]
     trailers: Vec<EncodedLine<'b>>,
-    #[n(4)]
-    version: u32,
 }
 
 #[derive(Encode, Decode)]
@@ -161,6 +231,14 @@ struct EncodedLine<'b> {
 
 fn encode_lines(lines: &[Line]) -> Vec<EncodedLine<'_>> {
     lines.iter().map(|(name, value)| EncodedLine { name, value }).collect()
+}
+
+/// Returns whether HTTP can carry the line: a name that is not empty, and no control characters that end a line.
+fn is_field_line((name, value): &Line) -> bool {
+    let ends_line = |byte: &u8| matches!(byte, b'\n' | b'\r' | 0);
+    !name.is_empty()
+        && !name.bytes().any(|byte| ends_line(&byte) || byte == b':')
+        && !value.iter().any(ends_line)
 }
 
 /// Upper bound for the bytes of a response besides lines and body.
@@ -217,6 +295,29 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// Any value that HTTP can carry.
+    fn value() -> impl Strategy<Value = Vec<u8>> {
+        let byte = any::<u8>().prop_filter("it ends a line", |byte| !matches!(byte, b'\n' | b'\r' | 0));
+        prop::collection::vec(byte, 0..24)
+    }
+
+    #[test]
+    fn the_stored_lines_are_the_golden_ones() {
+        assert_eq!(
+            sample().lines().escape_ascii().to_string(),
+            r"location: /payments/7\nlink: <a>\nlink: \xff\n\nx-sum: 9\n"
+        );
+        let damaged = Response::from_columns(201, b"no colon\n", Bytes::new());
+        assert_eq!(damaged, None);
+    }
+
+    #[test]
+    fn a_line_that_http_cannot_carry_is_not_stored() {
+        let split = Response::json(201, &1).with_header("x", "a\nset-cookie: b").with_header("y", "c");
+        assert_eq!(split.lines(), b"content-type: application/json\ny: c\n");
+        assert_eq!(split.repeatable(&Policy::default()).headers.len(), 2);
+    }
+
     fn sample() -> Response {
         Response {
             status: 201,
@@ -227,15 +328,14 @@ mod tests {
             ],
             body: Bytes::from_static(b"{}"),
             trailers: vec![("x-sum".into(), Bytes::from_static(b"9"))],
-            version: 3,
         }
     }
 
     #[test]
     fn the_stored_bytes_are_the_golden_ones() {
         let hex: String = sample().to_bytes().iter().map(|b| format!("{b:02x}")).collect();
-        let golden = "018518c98382686c6f636174696f6e4b2f7061796d656e74732f3782646c696e6b433c613e82646c696e6b41ff42\
-                      7b7d818265782d73756d413903";
+        let golden = "018418c98382686c6f636174696f6e4b2f7061796d656e74732f3782646c696e6b433c613e82646c696e6b41ff42\
+                      7b7d818265782d73756d4139";
         assert_eq!(hex, golden);
     }
 
@@ -273,11 +373,25 @@ mod tests {
             status in 100u16..600,
             headers in prop::collection::vec(("[a-z-]{1,12}", prop::collection::vec(any::<u8>(), 0..24)), 0..6),
             body in prop::collection::vec(any::<u8>(), 0..256),
-            version: u32,
         ) {
             let headers = headers.into_iter().map(|(name, value)| (name, Bytes::from(value))).collect();
-            let response = Response { status, headers, body: body.into(), trailers: vec![], version };
+            let response = Response { status, headers, body: body.into(), trailers: vec![] };
             prop_assert_eq!(Response::from_bytes(&response.to_bytes()), Ok(response));
+        }
+
+        #[test]
+        fn every_response_survives_its_columns(
+            status in 100u16..600,
+            headers in prop::collection::vec(("[a-z-]{1,12}", value()), 0..6),
+            trailers in prop::collection::vec(("[a-z-]{1,12}", value()), 0..3),
+            body in prop::collection::vec(any::<u8>(), 0..256),
+        ) {
+            let lines = |lines: Vec<(String, Vec<u8>)>| -> Vec<Line> {
+                lines.into_iter().map(|(name, value)| (name, Bytes::from(value))).collect()
+            };
+            let response = Response { status, headers: lines(headers), body: body.into(), trailers: lines(trailers) };
+            let read = Response::from_columns(status, &response.lines(), response.body.clone());
+            prop_assert_eq!(read, Some(response));
         }
 
         #[test]

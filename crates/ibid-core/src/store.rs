@@ -1,13 +1,25 @@
-//! What a store must do: a versioned compare-and-set that holds no opinion on states. `machine` never imports this.
+//! The store traits: a versioned compare-and-set that does not interpret states. `machine` never imports this module.
 //!
-//! Every store passes `ibid_testkit::contract::exercise`.
+//! [`Store`] is the mandatory part. Everything else is a capability that a store may lack:
+//!
+//! | trait | without it |
+//! | --- | --- |
+//! | [`BodyStore`] | async routes, resume and phases are refused at start |
+//! | [`BrowseStore`] | operators cannot list records, and see no history and no counts |
+//! | [`EvidenceStore`] | webhooks are refused at start |
+//! | [`SqlStore`] | one-transaction mode and the outbox are refused at start |
+//!
+//! `ibid_testkit::contract` has a suite for each of them.
 
+mod error;
 mod filter;
 
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
@@ -21,73 +33,77 @@ use crate::scope::RecordId;
 use crate::sql::{Dialect, SqlError, SqlTx};
 use crate::time::Timestamp;
 
+pub use error::StoreError;
 pub use filter::{PathPart, PathPattern, RecordFilter};
 
 /// A boxed future: one box per round trip is free, a type parameter in every user's signature is not.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Where Records live.
+/// Records and settings: the part that every store has.
 ///
 /// A future that is dropped does not take its write back: a commit is never cancelled.
-pub trait Store: Browse + EvidenceStore + Send + Sync + 'static {
-    /// The store's kind, for messages to operators; clients never see it.
-    fn kind(&self) -> &'static str;
+pub trait Store: Send + Sync + 'static {
+    /// Returns the store's name, clock and durability.
+    fn facts(&self) -> StoreFacts;
 
-    /// The records with these ids, each at the place of its id.
-    fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Result<Vec<Option<StoredRecord>>, StoreError>>;
-
-    /// Writes each Change or says what stood in its way, at its place. When it returns, what is `Done` is on disk.
+    /// Loads one record, with its response.
     ///
-    /// The caller sends at most one Change per id, sorted by id. One Change's fate never touches another's. An error
-    /// may hide a write that happened: the caller sends the same Change again and recognises its own nonce.
-    fn commit(&self, changes: Vec<Arc<Change>>) -> BoxFuture<'_, Vec<Result<Commit, StoreError>>>;
+    /// # Errors
+    ///
+    /// A record that this program cannot read is an error, never `None`: its key is taken.
+    fn load(&self, id: RecordId) -> BoxFuture<'_, Result<Option<StoredRecord>, StoreError>>;
 
-    /// Moves the due instant of each record that is still at its Version to now + its lease, and nothing else.
+    /// Writes a change, or returns the record that does not meet its precondition. When it returns [`Commit::Done`], the
+    /// change is on disk.
+    ///
+    /// A store that gains by it commits several changes together. One change's failure never touches another's. A change
+    /// that has not been sent by `send_by` is dropped, and its error [is unwritten](StoreError::is_unwritten): its
+    /// client has given up.
+    ///
+    /// # Errors
+    ///
+    /// Unless it is unwritten, an error may hide a write that happened. The caller sends the same change again and
+    /// recognises its own nonce.
+    fn commit(
+        &self,
+        change: Arc<Change>,
+        send_by: Option<Instant>,
+    ) -> BoxFuture<'_, Result<Commit, StoreError>>;
+
+    /// Moves the due instant of each record that is still at its version to now + its lease, and nothing else. Returns
+    /// one outcome per lease, in their order.
     fn renew(&self, leases: Vec<(RecordId, Version)>)
     -> BoxFuture<'_, Result<Vec<RenewOutcome>, StoreError>>;
 
-    /// Records in `state` whose due instant has passed, longest due first. If more are due than fit, those that a store has yet to
-    /// look for may come another time.
-    fn due(&self, state: State, limit: u32) -> BoxFuture<'_, Result<Vec<StoredRecord>, StoreError>>;
-
-    /// Takes one step on a course, oldest first: what may go of the next `limit` rows or fewer from `from` on. It names
-    /// no Version but an instant; what it strips has another Version afterwards, so that whoever read it before comes too late.
-    fn reap(&self, course: ReapTarget, from: i64, limit: u32) -> BoxFuture<'_, Result<ReapStep, StoreError>>;
-
-    /// What `reap` would find on a course if it went to its end now. Read-only.
-    fn count_reapable(&self, course: ReapTarget) -> BoxFuture<'_, Result<ReapCount, StoreError>>;
-
-    /// A secret that some record's fingerprint names and that is not among `known`.
-    fn find_unknown_secret(
+    /// Returns one page of records in `state` whose due instant has passed, longest due first, from `after` on.
+    ///
+    /// A store passes over records that it cannot read, and logs them. If more records are due than fit, those that a
+    /// store has yet to look for may be in a later answer.
+    fn due(
         &self,
-        known: Vec<SecretId>,
-    ) -> BoxFuture<'_, Result<Option<SecretId>, StoreError>>;
+        state: State,
+        after: Option<Cursor>,
+        limit: u32,
+    ) -> BoxFuture<'_, Result<Page<StoredRecord>, StoreError>>;
 
-    /// How many batches it is best given at once.
-    fn parallel_batches(&self) -> usize {
-        // A store that commits together whatever waits: with fewer, what arrives behind them would wait outside for a whole
-        // commit. With more, each batch is so small that handing it over costs more than it saves.
-        4
-    }
+    /// Takes one step of the reaper: removes what may go of the next `limit` rows or fewer from `after` on, oldest first.
+    ///
+    /// It names no version but an instant. A record that it strips has another version afterwards, so that a writer that
+    /// read it before loses. A target that the store does not have is finished at once.
+    fn reap(
+        &self,
+        target: ReapTarget,
+        after: Option<Cursor>,
+        limit: u32,
+    ) -> BoxFuture<'_, Result<ReapStep, StoreError>>;
 
-    /// Whether batches that are given at the same time share a commit, so that a small one has no price of its own.
-    fn shares_commits(&self) -> bool {
-        true
-    }
-
-    /// What is kept beside one generation of a record: the code of each kind, and its bytes.
-    fn bodies(&self, id: RecordId, birth: Nonce) -> BoxFuture<'_, Result<Vec<(u32, Bytes)>, StoreError>>;
-
-    /// What a SQL store can do beyond the verbs of every store; none for others.
-    fn sql(&self) -> Option<&dyn SqlStore> {
-        None
-    }
-
-    /// Returns the value of the setting `name`; none if it was never set.
+    /// Returns the value of the setting `name`; `None` if it was never set.
     fn setting(&self, name: &str) -> BoxFuture<'_, Result<Option<Bytes>, StoreError>>;
 
-    /// Sets `name` to `value` where its value is `expected` (none: it was never set). When it returns
+    /// Sets `name` to `value` where its value is `expected` (`None`: it was never set). When it returns
     /// [`SetOutcome::Won`], the value is on disk.
+    ///
+    /// # Errors
     ///
     /// An error may hide a write that happened. The caller repeats the call: a setting that has `value` already counts as
     /// won, whoever wrote it.
@@ -102,15 +118,147 @@ pub trait Store: Browse + EvidenceStore + Send + Sync + 'static {
     fn put_if_absent<'a>(&'a self, name: &'a str, value: Bytes) -> BoxFuture<'a, Result<Bytes, StoreError>> {
         Box::pin(async move {
             // Read first: a process that starts need not wait for the write lock of one that runs.
-            if let Some(kept) = self.setting(name).await? {
-                return Ok(kept);
+            if let Some(stored) = self.setting(name).await? {
+                return Ok(stored);
             }
             match self.compare_and_set(name, None, value.clone()).await? {
-                SetOutcome::Lost(Some(kept)) => Ok(kept),
+                SetOutcome::Lost(Some(stored)) => Ok(stored),
                 SetOutcome::Won | SetOutcome::Lost(None) => Ok(value),
             }
         })
     }
+
+    /// Returns the store of bodies, if this store has one.
+    fn bodies(&self) -> Option<&dyn BodyStore> {
+        None
+    }
+
+    /// Returns what operators may ask of this store, if anything.
+    fn browse(&self) -> Option<&dyn BrowseStore> {
+        None
+    }
+
+    /// Returns the store of webhook evidence, if this store has one.
+    fn evidence(&self) -> Option<&dyn EvidenceStore> {
+        None
+    }
+
+    /// Returns what the store can do inside a caller's transaction, if anything.
+    fn sql(&self) -> Option<&dyn SqlStore> {
+        None
+    }
+}
+
+/// Facts about a store that never change while it is open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreFacts {
+    /// Name of the store's kind, for messages to operators; clients never see it.
+    pub name: &'static str,
+    /// The clock that sets every instant.
+    pub clock: StoreClock,
+    /// What a commit survives.
+    pub durability: Durability,
+}
+
+/// The clock that sets the instants of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreClock {
+    /// One clock for all nodes.
+    Shared,
+    /// The clock of each node. Nodes differ by `skew_max` at most, so a lease counts as lapsed that much later.
+    Node {
+        /// The largest difference between two nodes.
+        skew_max: Duration,
+    },
+}
+
+/// What a commit survives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// A commit that was reported survives a crash of process, server and machine.
+    Durable,
+    /// A commit that was reported may be lost. The operator has accepted that.
+    Weak {
+        /// What may lose it.
+        reason: String,
+    },
+}
+
+/// A place to continue from, which only the store that returned it understands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cursor(pub Bytes);
+
+impl Cursor {
+    /// Creates a cursor from a number, for stores that order by one.
+    pub fn of_i64(number: i64) -> Cursor {
+        Cursor(Bytes::copy_from_slice(&number.to_be_bytes()))
+    }
+
+    /// Returns the number of [`Cursor::of_i64`]; `None` if this is another cursor.
+    pub fn as_i64(&self) -> Option<i64> {
+        self.0.as_ref().try_into().ok().map(i64::from_be_bytes)
+    }
+}
+
+/// Hexadecimal digits, as operators pass a cursor on.
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl FromStr for Cursor {
+    type Err = CursorError;
+
+    fn from_str(text: &str) -> Result<Cursor, CursorError> {
+        let is_hex = text.len() % 2 == 0 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if !is_hex || text.len() > CURSOR_TEXT_MAX {
+            return Err(CursorError);
+        }
+        let pairs = text.as_bytes().chunks(2).filter_map(|pair| std::str::from_utf8(pair).ok());
+        pairs
+            .map(|pair| u8::from_str_radix(pair, 16))
+            .collect::<Result<Vec<u8>, _>>()
+            .map_or(Err(CursorError), |bytes| Ok(Cursor(Bytes::from(bytes))))
+    }
+}
+
+/// The text is not a cursor that a list has printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a cursor is the value that an earlier page ended with")]
+pub struct CursorError;
+
+/// Longest text of a cursor. Those of ibid's stores have at most 80 digits; a larger text is a mistake.
+const CURSOR_TEXT_MAX: usize = 1024;
+
+/// Some items, and where the next ones are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page<T> {
+    /// The items, in their order.
+    pub items: Vec<T>,
+    /// Where the next page begins; `None`: this was the last one.
+    pub next: Option<Cursor>,
+}
+
+impl<T> Page<T> {
+    /// Creates a page from up to `limit` items. A full page has a next one, which begins behind the last item.
+    pub fn new(items: Vec<T>, limit: u32, cursor: impl FnOnce(&T) -> Cursor) -> Page<T> {
+        let is_full = u32::try_from(items.len()).is_ok_and(|len| len >= limit);
+        let next = items.last().filter(|_| is_full).map(cursor);
+        Page { items, next }
+    }
+}
+
+impl<T> Default for Page<T> {
+    fn default() -> Self {
+        Page { items: Vec::new(), next: None }
+    }
+}
+
+/// Bodies that are stored apart from their record, besides the response: requests and results of phases.
+pub trait BodyStore: Send + Sync {
+    /// Returns the bodies of one generation of a record: the code of each kind, and its bytes.
+    fn bodies(&self, id: RecordId, birth: Nonce) -> BoxFuture<'_, Result<Vec<(u32, Bytes)>, StoreError>>;
 }
 
 /// The result of a compare-and-set on a setting.
@@ -133,125 +281,110 @@ impl SetOutcome {
     }
 }
 
-/// A store whose Changes can be applied inside a caller's own transaction on the same database, with an outbox beside.
+/// A store whose changes can be applied inside a caller's own transaction on the same database, with an outbox.
 pub trait SqlStore: Send + Sync {
-    /// Whose SQL it speaks; the caller's transactions must speak the same.
+    /// Returns the dialect that the caller's transactions must speak.
     fn dialect(&self) -> Dialect;
 
-    /// The store's clock, where statements can't read it themselves; none: the server's own is read inside each.
+    /// Returns the store's time where statements cannot read it themselves; `None`: each reads the server's own.
     fn now(&self) -> Option<Timestamp>;
 
-    /// Whether a caller's commit must survive a crash of the server, whatever the caller's session is set to. Not where
-    /// less was accepted for the store itself.
+    /// Returns whether a caller's commit must survive a crash of the server, whatever the caller's session is set to. Not
+    /// where less was accepted for the store itself.
     fn must_be_durable(&self) -> bool {
         true
     }
 
-    /// The number under which rows name `policy`, once it is on disk: a caller's transaction must not be what makes it
-    /// so, for it may roll back.
+    /// Returns the number under which rows name `policy`, once the policy is on disk.
+    ///
+    /// It is stored apart from the caller's transaction, because that may roll back.
     fn policy(&self, policy: Arc<Policy>) -> BoxFuture<'_, Result<i64, StoreError>>;
 
-    /// A mark of this moment: every transaction that has written by now is before it.
+    /// Returns a mark of this moment: every transaction that has written by now is before it.
     fn transaction_mark(&self) -> BoxFuture<'_, Result<i64, StoreError>> {
         // One writer at a time: what has written by now has ended when the next write begins.
         Box::pin(std::future::ready(Ok(0)))
     }
 
-    /// Whether every transaction before the mark has ended.
+    /// Returns whether every transaction before the mark has ended.
     fn is_settled_before(&self, mark: i64) -> BoxFuture<'_, Result<bool, StoreError>> {
         let _ = mark;
         Box::pin(std::future::ready(Ok(true)))
     }
 
-    /// Does a piece of work in a transaction of the store's own, and commits it unless the work fails. The work may
-    /// wait for nothing but the transaction that it is given.
+    /// Runs `work` in a separate transaction, and commits it unless the work fails. The work may wait for nothing but the
+    /// transaction that it is given.
     fn work(&self, work: Work) -> BoxFuture<'_, Result<(), StoreError>>;
 }
 
-/// A piece of work in one transaction. What it finds it hands out by itself.
+/// A piece of work in one transaction. It returns its results by itself.
 pub type Work = Box<dyn for<'a> FnOnce(&'a mut dyn SqlTx) -> BoxFuture<'a, Result<(), SqlError>> + Send>;
 
-/// What an operator asks of a store. Read-only.
-pub trait Browse: Send + Sync {
-    /// Records that fit, in the order of their ids.
-    fn list(&self, filter: RecordFilter) -> BoxFuture<'_, Result<Vec<StoredRecord>, StoreError>>;
+/// Questions of operators. Read-only, bounded in time, and never in the way of begin and finish.
+pub trait BrowseStore: Send + Sync {
+    /// Returns one page of records that match, in an order that the store chooses.
+    fn list(&self, filter: RecordFilter) -> BoxFuture<'_, Result<Page<StoredRecord>, StoreError>>;
 
-    /// The history of one record, oldest first.
+    /// Returns the history of one record, oldest first.
     fn history(&self, id: RecordId) -> BoxFuture<'_, Result<Vec<(Timestamp, History)>, StoreError>>;
 
-    /// How many records are in each state, and how many are dead letters, Effects among them.
+    /// Returns how many records are in each state, and how many dead letters there are.
     fn count(&self) -> BoxFuture<'_, Result<RecordCounts, StoreError>>;
+
+    /// Returns how much `reap` would remove if it went to its end now.
+    fn count_reapable(&self, target: ReapTarget) -> BoxFuture<'_, Result<ReapCount, StoreError>>;
+
+    /// Returns a secret that some record's fingerprint names and that is not among `known`.
+    ///
+    /// This reads the whole table. It is asked only after a secret was taken out of the configuration.
+    fn find_unknown_secret(
+        &self,
+        known: Vec<SecretId>,
+    ) -> BoxFuture<'_, Result<Option<SecretId>, StoreError>>;
 }
 
-/// How many records there are.
+/// A number of rows, and how well it is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RowCount {
+    /// The rows were counted.
+    Exact(u64),
+    /// The number comes from the database's statistics.
+    Estimated(u64),
+    /// The store cannot tell.
+    #[default]
+    Unknown,
+}
+
+impl RowCount {
+    /// Returns the number, however well it is known.
+    pub fn value(self) -> Option<u64> {
+        match self {
+            RowCount::Exact(count) | RowCount::Estimated(count) => Some(count),
+            RowCount::Unknown => None,
+        }
+    }
+}
+
+/// Numbers of records and dead letters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecordCounts {
-    /// By state, in the order of [`State::ALL`].
-    pub by_state: [u64; State::ALL.len()],
-    /// Those that a person must look at.
-    pub dead_letters: u64,
-    /// Effects that a person must look at: dead, or unknown with nobody left to ask. Where there is an outbox.
-    pub dead_effects: u64,
-    /// How long ago the one whose last run began first did so, by state and by the store's clock; what never ran counts
-    /// from when it came.
-    pub oldest: [Option<Duration>; State::ALL.len()],
+    /// Records by state, in the order of [`State::ALL`].
+    pub by_state: [RowCount; State::ALL.len()],
+    /// Records that an operator must look at.
+    pub dead_letters: RowCount,
+    /// Effects that an operator must look at: dead, or unknown with no lookup left. Where there is an outbox.
+    pub dead_effects: RowCount,
+    /// Time since the last run of the unknown record that ran longest ago; `None` if no record is unknown.
+    pub oldest_unknown: Option<Duration>,
 }
 
-/// What came of a renewal.
+/// The outcome of a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenewOutcome {
     /// The lease now ends here.
     Until(Timestamp),
-    /// Somebody holds the row right now; it may still be ours.
+    /// Another transaction has locked the row; the lease may still be ours.
     Busy,
-    /// The record is at another Version, or gone.
+    /// The record is at another version, or gone.
     Lost,
-}
-
-/// A store that could not do what was asked.
-#[derive(Debug, thiserror::Error)]
-#[error("could not {op} in the {store} store")]
-pub struct StoreError {
-    op: &'static str,
-    store: &'static str,
-    transient: bool,
-    unwritten: bool,
-    #[source]
-    source: Box<dyn std::error::Error + Send + Sync>,
-}
-
-impl StoreError {
-    /// A failure that may be gone when the same call is repeated.
-    pub fn transient(
-        store: &'static str,
-        op: &'static str,
-        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-    ) -> Self {
-        StoreError { op, store, transient: true, unwritten: false, source: source.into() }
-    }
-
-    /// A failure that repetition won't mend: this one Change can't be stored, or the store is not ours.
-    pub fn lasting(
-        store: &'static str,
-        op: &'static str,
-        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-    ) -> Self {
-        StoreError { op, store, transient: false, unwritten: false, source: source.into() }
-    }
-
-    /// The same failure, with proof that nothing was written.
-    #[must_use]
-    pub fn unwritten(self) -> Self {
-        StoreError { unwritten: true, ..self }
-    }
-
-    /// Whether the same call may succeed if repeated.
-    pub fn is_transient(&self) -> bool {
-        self.transient
-    }
-
-    /// Whether it is proven that nothing was written. Without the proof an error may hide a write that happened.
-    pub fn is_unwritten(&self) -> bool {
-        self.unwritten
-    }
 }

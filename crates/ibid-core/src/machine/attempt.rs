@@ -143,13 +143,14 @@ pub(super) fn phase(
     begun: &Record,
     nonce: Nonce,
     step: PhaseStep,
+    name: &str,
     result: &Bytes,
 ) -> Verdict {
     match record {
         Some(record) if is_next(record, step.point) && is_running(record, begun) => {
             let mut draft = draft_of(record);
             draft.point = step.point;
-            draft.note.phases = Some(step.phases);
+            draft.note.phases.push(name.to_owned());
             draft.note.calling = None;
             draft.note.doubt = None;
             draft.due_in = Some(record.policy.lease);
@@ -236,12 +237,8 @@ fn settle_by_class(
     let late = record.is_some_and(|record| record.state != State::InProgress);
     let (mut change, decision) = match class {
         ResponseClass::Stored => {
-            let (draft, body) = mark_completed(from, answer);
-            let mut change = to(draft);
-            let bodies = &mut Arc::make_mut(&mut change).bodies;
-            // At most one body. Without this, the `Vec` would allocate room for four.
-            bodies.reserve_exact(1);
-            bodies.extend(body);
+            let mut change = to(mark_completed(from, answer));
+            Arc::make_mut(&mut change).response = answer.kept.clone();
             (change, Decision::Stored)
         }
         ResponseClass::Free { forget_fingerprint } => {
@@ -315,6 +312,7 @@ fn note_late_response(
         expect: Expect::Anything,
         nonce,
         draft: None,
+        response: None,
         clears_bodies: false,
         bodies: Vec::new(),
         history: vec![History { what: HistoryKind::LateAnswer, detail }],

@@ -141,6 +141,7 @@ fn contradiction(record: &Record, nonce: Nonce, stored: &StoredEvidence) -> Verd
         expect: Expect::Version(record.version),
         nonce,
         draft: None,
+        response: None,
         clears_bodies: false,
         bodies: Vec::new(),
         history: vec![line],
@@ -265,7 +266,7 @@ mod tests {
     fn effect(state: EffectState) -> StoredEffect {
         StoredEffect {
             seq: 1,
-            record: RecordId::from_bytes([7; 32]),
+            record: RecordId::from_bytes([7; RecordId::LEN]),
             birth: Nonce(1),
             tenant: "ann".into(),
             name: "charge".into(),

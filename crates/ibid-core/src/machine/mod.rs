@@ -34,6 +34,7 @@ use crate::operator_action::OperatorAction;
 use crate::policy::{OnLapse, Policy};
 use crate::proof::Proof;
 use crate::record::{ErrorCode, Flags, Nonce, Record, RecoveryPoint, State};
+use crate::response::Response;
 use crate::scope::{Identity, RecordId};
 use crate::time::Timestamp;
 
@@ -54,7 +55,9 @@ pub fn decide(record: Option<&Record>, event: &Event<'_>, now: Timestamp) -> Ver
         Event::Uncertain { begun, nonce, why } => attempt::uncertain(record, begun, *nonce, *why),
         Event::Owes { begun, nonce } => attempt::owes(record, begun, *nonce),
         Event::Calling { begun, nonce, point } => attempt::calling(record, begun, *nonce, *point),
-        Event::Phase { begun, nonce, step, result } => attempt::phase(record, begun, *nonce, *step, result),
+        Event::Phase { begun, nonce, step, name, result } => {
+            attempt::phase(record, begun, *nonce, *step, name, result)
+        }
 
         Event::Claim { nonce } => upkeep::claim(record, *nonce, now),
         Event::Lapsed { nonce, careful } => upkeep::sweep_lapsed(record, *nonce, *careful, now),
@@ -150,6 +153,8 @@ pub enum Event<'a> {
         nonce: Nonce,
         /// The phase that is done.
         step: PhaseStep,
+        /// The name of the phase, for operators.
+        name: &'a str,
         /// The result that the phase returns on resume.
         result: &'a Bytes,
     },
@@ -395,8 +400,8 @@ pub struct AttemptResponse {
     pub status: u16,
     /// `true` if it carries `Retry-After`.
     pub retry_after: bool,
-    /// The bytes to store (`Response::to_bytes`); `None` if the response is too large, a stream or an upgrade.
-    pub kept: Option<Bytes>,
+    /// The response to store; `None` if it is too large, a stream or an upgrade.
+    pub kept: Option<Arc<Response>>,
     /// The provider's own id of the result.
     pub provider_id: Option<String>,
     /// Proof in its header fields about the work; it takes precedence over the status.
@@ -528,6 +533,7 @@ fn change(id: RecordId, expect: Expect, nonce: Nonce, draft: Draft) -> Arc<Chang
         expect,
         nonce,
         draft: Some(draft),
+        response: None,
         clears_bodies: false,
         bodies: Vec::new(),
         history: Vec::new(),
@@ -578,7 +584,7 @@ fn draft_with_time_left(record: &Record, now: Timestamp) -> Draft {
 }
 
 /// Makes the draft completed with this response. Retention counts from here, not from the first request.
-fn mark_completed(mut draft: Draft, answer: &AttemptResponse) -> (Draft, Option<StoredBody>) {
+fn mark_completed(mut draft: Draft, answer: &AttemptResponse) -> Draft {
     draft.state = State::Completed;
     draft.flags = Flags { not_retained: answer.kept.is_none(), ..Flags::default() };
     draft.completed = InstantChange::Now;
@@ -589,7 +595,7 @@ fn mark_completed(mut draft: Draft, answer: &AttemptResponse) -> (Draft, Option<
     draft.note.doubt = None;
     draft.note.provider_id = answer.provider_id.clone().or(draft.note.provider_id);
     set_retention(&mut draft);
-    (draft, answer.kept.clone().map(|data| StoredBody { kind: BodyKind::Answer, data }))
+    draft
 }
 
 /// Lets the request run again.

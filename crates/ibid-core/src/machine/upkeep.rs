@@ -144,11 +144,11 @@ pub(super) fn lapse(record: &Record, nonce: Nonce) -> Arc<Change> {
         }
         OnLapse::Fail => {
             let answer = own_response(Refusal::Abandoned, record.policy.profile);
-            let (mut draft, body) = mark_completed(from, &answer);
+            let mut draft = mark_completed(from, &answer);
             draft.flags.dead_letter = true;
             draft.note.last_error = Some(ErrorCode::Lapsed);
             let mut change = rewrite(record, expect, nonce, draft);
-            Arc::make_mut(&mut change).bodies.extend(body);
+            Arc::make_mut(&mut change).response = answer.kept;
             with_history(change, HistoryKind::Lapse, detail("failed for good"))
         }
         OnLapse::Unknown | OnLapse::Retry | OnLapse::Resume => {
@@ -181,9 +181,9 @@ pub(super) fn time_out_pending(record: Option<&Record>, nonce: Nonce, now: Times
     match record {
         Some(record) if is_overdue(record, now) => {
             let answer = own_response(Refusal::NeverStarted, record.policy.profile);
-            let (draft, body) = mark_completed(draft_of(record), &answer);
+            let draft = mark_completed(draft_of(record), &answer);
             let mut change = rewrite(record, Expect::Due(record.version), nonce, draft);
-            Arc::make_mut(&mut change).bodies.extend(body);
+            Arc::make_mut(&mut change).response = answer.kept;
             Verdict::Write(
                 with_history(change, HistoryKind::Settled, "never claimed: stored as 408"),
                 Decision::Settled,
@@ -372,9 +372,8 @@ fn settle(
     what: HistoryKind,
     detail: &str,
 ) -> Verdict {
-    let (draft, body) = mark_completed(draft_of(record), answer);
-    let mut change = write(record, nonce, draft);
-    Arc::make_mut(&mut change).bodies.extend(body);
+    let mut change = write(record, nonce, mark_completed(draft_of(record), answer));
+    Arc::make_mut(&mut change).response = answer.kept.clone();
     Verdict::Write(with_history(change, what, detail), Decision::Settled)
 }
 
@@ -432,7 +431,7 @@ fn own_response(refusal: Refusal, profile: Profile) -> AttemptResponse {
     AttemptResponse {
         status: rendered.status,
         retry_after: false,
-        kept: Some(response.to_bytes()),
+        kept: Some(Arc::new(response)),
         provider_id: None,
         proof: None,
     }

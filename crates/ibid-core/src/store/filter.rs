@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::record::{Record, State};
-use crate::scope::{IdPrefix, RecordId};
+use crate::scope::IdPrefix;
+use crate::store::Cursor;
 use crate::time::Timestamp;
 
 /// Which records to list.
@@ -29,8 +30,8 @@ pub struct RecordFilter {
     pub older_than: Option<Duration>,
     /// Only ids that begin so.
     pub prefix: Option<IdPrefix>,
-    /// Only ids after this one: the cursor.
-    pub after: Option<RecordId>,
+    /// Continue behind the page that ended with this cursor.
+    pub after: Option<Cursor>,
     /// How many at most.
     pub limit: u32,
 }

@@ -60,7 +60,7 @@ pub async fn a_list_is_filtered_and_in_the_order_of_ids(subject: &dyn StoreUnder
     }
     let past = RecordFilter { after: Some(one), ..prefixed(&one.to_string()) };
     assert_eq!(list(&*store, past).await, [], "the cursor holds within a prefix");
-    let before = RecordFilter { after: Some(RecordId::from_bytes([0; 32])), ..prefixed(&one.to_string()) };
+    let before = RecordFilter { after: Some(RecordId::from_bytes([0; RecordId::LEN])), ..prefixed(&one.to_string()) };
     assert_eq!(list(&*store, before).await, [one], "a cursor before the prefix takes nothing away");
     assert_eq!(list(&*store, RecordFilter { limit: 0, ..of_ours() }).await, [], "zero means none");
 }

@@ -97,10 +97,10 @@ mod tests {
     #[test]
     fn waiters_are_bounded_per_key_and_leave_when_dropped() {
         let waiters = Waiters::default();
-        let (id, tenant) = (RecordId::from_bytes([1; 32]), Tenant::only());
+        let (id, tenant) = (RecordId::from_bytes([1; RecordId::LEN]), Tenant::only());
         let entered: Vec<_> = (0..PER_KEY_MAX).map(|_| waiters.enter(id, &tenant).expect("room")).collect();
         assert!(waiters.enter(id, &tenant).is_none());
-        assert!(waiters.enter(RecordId::from_bytes([2; 32]), &tenant).is_some());
+        assert!(waiters.enter(RecordId::from_bytes([2; RecordId::LEN]), &tenant).is_some());
         drop(entered);
         assert!(waiters.enter(id, &tenant).is_some());
         assert!(waiters.0.lock().by_key.is_empty() && waiters.0.lock().by_tenant.is_empty());
@@ -116,7 +116,7 @@ mod tests {
             id[..8].copy_from_slice(&n.to_be_bytes());
             entered.push(waiters.enter(RecordId::from_bytes(id), &greedy).expect("room"));
         }
-        assert!(waiters.enter(RecordId::from_bytes([255; 32]), &greedy).is_none());
-        assert!(waiters.enter(RecordId::from_bytes([255; 32]), &other).is_some());
+        assert!(waiters.enter(RecordId::from_bytes([255; RecordId::LEN]), &greedy).is_none());
+        assert!(waiters.enter(RecordId::from_bytes([255; RecordId::LEN]), &other).is_some());
     }
 }

@@ -7,10 +7,9 @@
 //!
 //! ```
 //! # use std::sync::Arc;
-//! # use ibid::{Ibid, Settings};
-//! # use ibid::core::{operator_action::OperatorAction, record::State};
+//! # use ibid::{Ibid, Settings, State};
 //! # use ibid::store::{clock::Clock, memory::MemoryStore};
-//! use ibid::operator::{RecordFilter, Observation, Operator};
+//! use ibid::operator::{Observation, Operator, OperatorAction, RecordFilter};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -73,7 +73,7 @@ impl World {
 
     /// Makes a record that failed permanently when its owner went silent: completed, and a dead letter.
     async fn make_abandoned(&self, key: &str) -> StoredRecord {
-        let ask = self.ask_by("shop", key, Policy { on_lapse: OnLapse::Fail, ..Policy::default() });
+        let ask = self.ask_by("shop", key, Policy::default().with(|policy| policy.on_lapse = OnLapse::Fail));
         let (id, lease) = (ask.id, ask.policy.lease);
         let Begin::Run(silent) = self.ibid.begin(ask).await.expect("the store answers") else {
             panic!("not to be run")

@@ -41,7 +41,10 @@ impl World {
     }
 
     fn ask_by(&self, key: &str, rule: Reconcile) -> BeginRequest {
-        let policy = Policy { reconcile: Some(rule), max_response_body: 100, ..Policy::default() };
+        let policy = Policy::default().with(|policy| {
+            policy.reconcile = Some(rule);
+            policy.max_response_body = 100;
+        });
         ask(&self.ibid, "shop", key, policy)
     }
 

@@ -35,7 +35,7 @@ struct Node {
 impl Node {
     async fn new(server: &Postgres) -> Node {
         let options =
-            PostgresOptions { connection_wait: Duration::from_secs(30), ..PostgresOptions::default() };
+            PostgresOptions::default().with(|options| options.connection_wait = Duration::from_secs(30));
         let store = PostgresStore::open(&server.url(), options).await.unwrap();
         let ibid = Ibid::start(Arc::new(store), Settings::default()).await.unwrap();
         let pool = PgPoolOptions::new().max_connections(8).acquire_timeout(Duration::from_secs(30));

@@ -287,7 +287,7 @@ async fn the_id_of_a_call_that_was_not_made_is_forgotten_with_it<D: Database + C
 async fn not_executed_is_ignored_during_the_settle_pause() {
     let world = World::new().await;
     let provider = super::harness::Provider::new("w", |_| lost());
-    let rules = EffectRules { settle_ms: 60_000, ..EffectRules::default() };
+    let rules = EffectRules::default().with(|rules| rules.settle_ms = 60_000);
     world.pay("k", [charge().rules(rules)]).await;
     let worker = world.worker(&provider);
     worker.run_once().await.unwrap();
@@ -318,7 +318,7 @@ async fn not_executed_is_ignored_during_the_settle_pause() {
 
 async fn of_a_webhook_and_a_worker_that_asks_one_settles_it<D: Database + Clone + 'static>(site: Site<D>) {
     let other = site.another_process().await;
-    let rules = EffectRules { settle_ms: 0, ..NewEffect::new("", "", "").verified().rules };
+    let rules = NewEffect::new("", "", "").verified().rules.with(|rules| rules.settle_ms = 0);
     for round in 0..10 {
         let (psp, key) = (Psp::that_can_be_asked([lost()]), format!("k{round}"));
         let (worker, elsewhere) = (site.worker(&psp), other.worker(&psp));

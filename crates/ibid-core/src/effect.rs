@@ -327,6 +327,7 @@ pub struct EffectClaim {
 
 /// Filter for a list of effects.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct EffectFilter {
     /// Only effects in this state.
     pub state: Option<EffectState>,
@@ -338,6 +339,15 @@ pub struct EffectFilter {
     pub after: i64,
     /// Largest number of effects.
     pub limit: u32,
+}
+
+impl EffectFilter {
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut EffectFilter)) -> EffectFilter {
+        change(&mut self);
+        self
+    }
 }
 
 impl Default for EffectFilter {

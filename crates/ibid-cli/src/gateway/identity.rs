@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use ibid::Ibid;
 use ibid::engine::StartError;
 use ibid::http::Routes;
 use ibid::identity::{IdentityError, tenant_secret};
-use ibid::Ibid;
 use ibid_core::fingerprint::Secret;
 use ibid_core::store::{Store, StoreError};
 

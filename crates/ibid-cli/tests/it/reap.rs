@@ -181,7 +181,10 @@ impl World {
         let mut all: Vec<(RecordId, bool)> = Vec::new();
         loop {
             let after = all.last().map(|(id, _)| *id);
-            let page = RecordFilter { after, limit: 1000, ..RecordFilter::default() };
+            let page = RecordFilter::default().with(|filter| {
+                filter.after = after;
+                filter.limit = 1000;
+            });
             let page = self.store.list(page).await.expect("a list");
             if page.is_empty() {
                 return all;

@@ -191,10 +191,12 @@ pub async fn an_expired_record_is_stripped_to_a_tombstone(subject: &dyn StoreUnd
         panic!("who read it before must not bring it back without its tenant and key");
     };
     assert_eq!(stands.record, tomb.record);
-    let listed =
-        store.list(RecordFilter { limit: 1000, ..RecordFilter::default() }).await.expect("a list succeeds");
+    let listed = store
+        .list(RecordFilter::default().with(|filter| filter.limit = 1000))
+        .await
+        .expect("a list succeeds");
     assert!(listed.iter().any(|stored| stored.record == tomb.record), "a list shows it");
-    let of_shop = RecordFilter { tenant: Some("shop of tombs".to_owned()), ..RecordFilter::default() };
+    let of_shop = RecordFilter::default().with(|filter| filter.tenant = Some("shop of tombs".to_owned()));
     let of_shop = store.list(of_shop).await.expect("a list succeeds");
     assert_eq!(of_shop.len(), 1, "but not as the tenant's");
     assert_eq!(load(&*store, other.id).await.map(|stored| stored.answer), Some(live.answer), "others stay");

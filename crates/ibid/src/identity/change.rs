@@ -189,7 +189,11 @@ async fn each_record(
     let mut after = None;
     loop {
         let page = store
-            .list(RecordFilter { created_before, after, limit: PAGE, ..RecordFilter::default() })
+            .list(RecordFilter::default().with(|filter| {
+                filter.created_before = created_before;
+                filter.after = after;
+                filter.limit = PAGE;
+            }))
             .await?;
         if !page.iter().all(&mut each) {
             return Ok(());
@@ -203,7 +207,7 @@ async fn each_record(
 
 /// Returns an instant of the store's clock that is not before any record's creation; `None` if there is no record.
 async fn latest_creation(store: &dyn Store) -> Result<Option<Timestamp>, StoreError> {
-    let some = store.list(RecordFilter { limit: 1, ..RecordFilter::default() }).await?;
+    let some = store.list(RecordFilter::default().with(|filter| filter.limit = 1)).await?;
     Ok(some.first().map(|stored| stored.now))
 }
 

@@ -15,7 +15,7 @@
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let ibid = Ibid::start(Arc::new(MemoryStore::new(Clock::system())), Settings::default()).await?;
 //! let operator = Operator::new(&ibid);
-//! let unknown = RecordFilter { state: Some(State::Unknown), ..RecordFilter::default() };
+//! let unknown = RecordFilter::default().with(|filter| filter.state = Some(State::Unknown));
 //! for stored in operator.find(unknown).await?.records {
 //!     let act = OperatorAction::new("ann", "the provider never saw it")?;
 //!     operator.resolve(stored.record.id, None, &Observation::NotExecuted, &act).await?;
@@ -92,7 +92,7 @@ impl Operator {
     pub async fn find(&self, filter: RecordFilter) -> Result<RecordList, StoreError> {
         let (limit, dead_letters) = (filter.limit as usize, filter.dead_letter);
         // One more than asked for tells whether there are more.
-        let wider = RecordFilter { limit: filter.limit.saturating_add(1), ..filter };
+        let wider = filter.with(|filter| filter.limit = filter.limit.saturating_add(1));
         let mut records = self.store.list(wider).await?;
         let more = records.len() > limit;
         records.truncate(limit);
@@ -110,8 +110,10 @@ impl Operator {
     ///
     /// Fails if there is none, if there are several, or if the store cannot be read.
     pub async fn get(&self, prefix: &IdPrefix) -> Result<StoredRecord, OperatorError> {
-        let filter =
-            RecordFilter { prefix: Some(prefix.clone()), limit: AMBIGUOUS_MAX, ..RecordFilter::default() };
+        let filter = RecordFilter::default().with(|filter| {
+            filter.prefix = Some(prefix.clone());
+            filter.limit = AMBIGUOUS_MAX;
+        });
         let mut page = self.find(filter).await?;
         if page.records.len() > 1 {
             return Err(OperatorError::Ambiguous(page));

@@ -141,7 +141,7 @@ impl World {
     }
 
     async fn record(&self, key: &str) -> Arc<Record> {
-        let filter = RecordFilter { key: Some(key.to_owned()), ..RecordFilter::default() };
+        let filter = RecordFilter::default().with(|filter| filter.key = Some(key.to_owned()));
         self.store.list(filter).await.expect("a list").pop().expect("a record").record
     }
 

@@ -467,13 +467,17 @@ async fn effects_are_listed_by_state_by_record_and_by_page() {
     let list = |filter| async { Operator::new(&world.ibid).effects(filter).await.unwrap().0 };
     let usual = EffectFilter::default;
     assert_eq!(list(usual()).await.len(), 3);
-    assert_eq!(list(EffectFilter { state: Some(Done), ..usual() }).await.len(), 2);
+    assert_eq!(list(usual().with(|filter| filter.state = Some(Done))).await.len(), 2);
     let record = world.record("a").await.id;
-    assert_eq!(list(EffectFilter { record: Some(record), ..usual() }).await.len(), 2);
-    let queued = list(EffectFilter { record: Some(record), state: Some(Queued), ..usual() }).await;
+    assert_eq!(list(usual().with(|filter| filter.record = Some(record))).await.len(), 2);
+    let queued = list(usual().with(|filter| {
+        filter.record = Some(record);
+        filter.state = Some(Queued);
+    }))
+    .await;
     assert_eq!(queued.iter().map(|effect| &*effect.kind).collect::<Vec<_>>(), ["mail"]);
-    let first = list(EffectFilter { limit: 1, ..usual() }).await;
-    let rest = list(EffectFilter { after: first[0].seq, ..usual() }).await;
+    let first = list(usual().with(|filter| filter.limit = 1)).await;
+    let rest = list(usual().with(|filter| filter.after = first[0].seq)).await;
     assert_eq!((first.len(), rest.len()), (1, 2));
 }
 

@@ -73,7 +73,7 @@ impl World {
     }
 
     async fn record(&self, key: &str) -> Arc<Record> {
-        let filter = RecordFilter { key: Some(key.to_owned()), ..RecordFilter::default() };
+        let filter = RecordFilter::default().with(|filter| filter.key = Some(key.to_owned()));
         let mut all = self.store.list(filter).await.expect("a list");
         assert_eq!(all.len(), 1, "one record");
         all.remove(0).record

@@ -404,7 +404,7 @@ async fn bodies_go_with_their_records() {
     let step = store.reap(ReapTarget::Records, CURSOR_START, 600).await.expect("a reaping succeeds");
     assert_eq!(step.removed, 600);
     assert_eq!(
-        store.list(RecordFilter { limit: 1000, ..RecordFilter::default() }).await.expect("a list").len(),
+        store.list(RecordFilter::default().with(|filter| filter.limit = 1000)).await.expect("a list").len(),
         100
     );
     let step = store.reap(ReapTarget::Records, CURSOR_START, u32::MAX).await.expect("a reaping succeeds");
@@ -525,7 +525,7 @@ async fn a_record_that_can_not_be_read_hides_no_other() {
         records.into_iter().map(|stored| stored.record.id).collect::<Vec<_>>()
     };
     assert_eq!((due(100).await, due(1).await), (ids[1..].to_vec(), ids[1..2].to_vec()));
-    let listed = store.list(RecordFilter { limit: 3, ..RecordFilter::default() }).await.expect("a list");
+    let listed = store.list(RecordFilter::default().with(|filter| filter.limit = 3)).await.expect("a list");
     assert_eq!(listed.len(), 3);
     assert!(!store.load(vec![ids[0]]).await.expect_err("it can't be read").is_transient());
 }

@@ -118,7 +118,7 @@ impl<D: Database + Clone + 'static> Site<D> {
 
     /// Returns the only effect of a key's record.
     pub(super) async fn effect(&self, key: &str) -> StoredEffect {
-        let of = EffectFilter { record: Some(ask(&self.ibid, key).id), ..EffectFilter::default() };
+        let of = EffectFilter::default().with(|filter| filter.record = Some(ask(&self.ibid, key).id));
         let mut effects = Operator::new(&self.ibid).effects(of).await.unwrap().0;
         assert_eq!(effects.len(), 1);
         effects.remove(0)

@@ -111,7 +111,7 @@ async fn the_record_that_waits_for_it_is_answered_by_the_same_commit<D: Database
         site.owe(key, effect).await;
         worker.run_once().await.unwrap();
         assert_eq!(site.record(key).await.state, state);
-        let of = EffectFilter { record: Some(ask(&site.ibid, key).id), ..EffectFilter::default() };
+        let of = EffectFilter::default().with(|filter| filter.record = Some(ask(&site.ibid, key).id));
         let effect = Operator::new(&site.ibid).effects(of).await.unwrap().0.remove(0);
         let at = EffectRef::DownstreamKey(effect.downstream_key);
 
@@ -252,7 +252,7 @@ async fn an_executed_effect_is_not_called_by_a_waiting_try<D: Database + Clone +
     let psp = Psp::behind_a_gate([lost()]);
     site.pay("k2", charge().repeatable()).await;
     let worker = site.worker(&psp);
-    let of = EffectFilter { record: Some(ask(&site.ibid, "k2").id), ..EffectFilter::default() };
+    let of = EffectFilter::default().with(|filter| filter.record = Some(ask(&site.ibid, "k2").id));
     let effect = Operator::new(&site.ibid).effects(of.clone()).await.unwrap().0.remove(0);
     let at = EffectRef::DownstreamKey(effect.downstream_key);
     let hear = async {
@@ -324,7 +324,7 @@ async fn of_a_webhook_and_a_worker_that_asks_one_settles_it<D: Database + Clone 
         let (worker, elsewhere) = (site.worker(&psp), other.worker(&psp));
         site.pay(&key, charge().rules(rules)).await;
         assert_eq!(worker.run_once().await.unwrap().again, 1);
-        let of = EffectFilter { record: Some(ask(&site.ibid, &key).id), ..EffectFilter::default() };
+        let of = EffectFilter::default().with(|filter| filter.record = Some(ask(&site.ibid, &key).id));
         let effect = Operator::new(&site.ibid).effects(of.clone()).await.unwrap().0.remove(0);
         let at = EffectRef::DownstreamKey(effect.downstream_key);
         let before = site.lines().await.len();

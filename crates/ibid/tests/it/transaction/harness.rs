@@ -131,7 +131,7 @@ impl<A: Adapter> World<A> {
     }
 
     pub(crate) async fn effects(&self, key: &str) -> Vec<StoredEffect> {
-        let filter = EffectFilter { record: Some(self.ask(key).id), ..EffectFilter::default() };
+        let filter = EffectFilter::default().with(|filter| filter.record = Some(self.ask(key).id));
         Operator::new(&self.ibid).effects(filter).await.unwrap().0
     }
 

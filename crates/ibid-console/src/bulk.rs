@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use ibid::operator::{BULK_MAX, BulkAction, Observation, RecordFilter, SeenVersion};
+use ibid::operator::{BULK_MAX, BulkAction, Observation, SeenVersion};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -80,7 +80,7 @@ pub(crate) async fn preview(
         DeedWord::Forgotten => BulkAction::Forget,
     };
     let preview =
-        app.operator.preview(RecordFilter { limit: filter.limit.min(BULK_MAX), ..filter }, &deed).await?;
+        app.operator.preview(filter.with(|filter| filter.limit = filter.limit.min(BULK_MAX)), &deed).await?;
     let view = |stored: &ibid_core::change::StoredRecord| {
         let version = stored.record.version;
         SeenView {

@@ -139,20 +139,20 @@ impl RecordQuery {
         if self.method.as_ref().is_some_and(|method| !is_method(method)) {
             return Err(Problem::invalid("`method` is an HTTP method in upper case"));
         }
-        Ok(RecordFilter {
-            state: self.state.map(|word| word.0),
-            tenant: text("tenant", self.tenant)?,
-            key: text("key", self.key)?,
-            method: self.method,
-            path,
-            dead_letter: self.dead_letter.unwrap_or(false),
-            created_from: self.created_from.map(|text| instant("created_from", &text)).transpose()?,
-            created_before: self.created_before.map(|text| instant("created_before", &text)).transpose()?,
-            older_than: self.older_than.map(|text| age(&text)).transpose()?,
-            prefix: None,
-            after: self.after.map(|text| cursor(&text)).transpose()?,
-            limit: limit(self.limit)?,
-        })
+        let mut filter = RecordFilter::default();
+        filter.state = self.state.map(|word| word.0);
+        filter.tenant = text("tenant", self.tenant)?;
+        filter.key = text("key", self.key)?;
+        filter.method = self.method;
+        filter.path = path;
+        filter.dead_letter = self.dead_letter.unwrap_or(false);
+        filter.created_from = self.created_from.map(|text| instant("created_from", &text)).transpose()?;
+        filter.created_before =
+            self.created_before.map(|text| instant("created_before", &text)).transpose()?;
+        filter.older_than = self.older_than.map(|text| age(&text)).transpose()?;
+        filter.after = self.after.map(|text| cursor(&text)).transpose()?;
+        filter.limit = limit(self.limit)?;
+        Ok(filter)
     }
 }
 

@@ -53,13 +53,11 @@ pub(crate) async fn list(
     State(app): State<AppState>,
     QueryParams(query): QueryParams<EffectQuery>,
 ) -> Result<Json<EffectPage>, Problem> {
-    let filter = EffectFilter {
-        state: query.state.map(|word| word.0),
-        record: query.record.as_deref().map(cursor).transpose()?,
-        dead_letter: false,
-        after: outbox_position(query.after)?,
-        limit: limit(query.limit)?,
-    };
+    let mut filter = EffectFilter::default();
+    filter.state = query.state.map(|word| word.0);
+    filter.record = query.record.as_deref().map(cursor).transpose()?;
+    filter.after = outbox_position(query.after)?;
+    filter.limit = limit(query.limit)?;
     let (effects, next) = match app.operator.effects(filter).await {
         Err(OperatorError::NoOutbox) => (Vec::new(), None),
         result => result?,

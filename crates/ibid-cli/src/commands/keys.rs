@@ -26,12 +26,10 @@ pub(crate) async fn list(
     talk: &mut dyn Write,
 ) -> Result<(), Failure> {
     let limit = args.limit as usize;
-    let filter = RecordFilter {
-        after: args.after.as_deref().map(parse_cursor).transpose()?,
-        // One more than requested, to see whether there are more.
-        limit: args.limit.saturating_add(1),
-        ..filter(&args.which)?
-    };
+    let mut filter = filter(&args.which)?;
+    filter.after = args.after.as_deref().map(parse_cursor).transpose()?;
+    // One more than requested, to see whether there are more.
+    filter.limit = args.limit.saturating_add(1);
     let mut records = store.list(filter).await.map_err(|error| unreadable(&error))?;
     let more = records.len() > limit;
     records.truncate(limit);
@@ -59,7 +57,10 @@ pub(crate) async fn show(
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
     let prefix = parse_prefix(&args.id)?;
-    let filter = RecordFilter { prefix: Some(prefix), limit: AMBIGUOUS_MAX + 1, ..RecordFilter::default() };
+    let filter = RecordFilter::default().with(|filter| {
+        filter.prefix = Some(prefix);
+        filter.limit = AMBIGUOUS_MAX + 1;
+    });
     let mut records = store.list(filter).await.map_err(|error| unreadable(&error))?;
     let count = records.len();
     if count > 1 {
@@ -260,18 +261,17 @@ pub(super) fn parse_prefix(text: &str) -> Result<IdPrefix, Failure> {
 /// Returns the filter that these arguments describe.
 pub(super) fn filter(which: &WhichArgs) -> Result<RecordFilter, Failure> {
     let exact = which.path.as_deref().map(PathPattern::exactly);
-    Ok(RecordFilter {
-        state: which.state.as_deref().map(parse_state).transpose()?,
-        tenant: which.tenant.clone(),
-        key: which.key.clone(),
-        method: which.method.as_deref().map(str::to_uppercase),
-        path: exact.or(which.route.as_deref().map(PathPattern::of_route)),
-        dead_letter: which.dead_letters,
-        created_from: which.created_from.as_deref().map(parse_instant).transpose()?,
-        created_before: which.created_before.as_deref().map(parse_instant).transpose()?,
-        older_than: which.older_than.as_deref().map(parse_age).transpose()?,
-        ..RecordFilter::default()
-    })
+    let mut filter = RecordFilter::default();
+    filter.state = which.state.as_deref().map(parse_state).transpose()?;
+    filter.tenant = which.tenant.clone();
+    filter.key = which.key.clone();
+    filter.method = which.method.as_deref().map(str::to_uppercase);
+    filter.path = exact.or(which.route.as_deref().map(PathPattern::of_route));
+    filter.dead_letter = which.dead_letters;
+    filter.created_from = which.created_from.as_deref().map(parse_instant).transpose()?;
+    filter.created_before = which.created_before.as_deref().map(parse_instant).transpose()?;
+    filter.older_than = which.older_than.as_deref().map(parse_age).transpose()?;
+    Ok(filter)
 }
 
 fn parse_instant(text: &str) -> Result<Timestamp, Failure> {

@@ -73,7 +73,7 @@ fn stored_record(first: u8, second: u8, key: &str, state: State) -> StoredRecord
             state,
             flags: Flags { dead_letter: state == State::Unknown, ..Flags::default() },
             fingerprint: None,
-            policy: Arc::new(Policy { wait: Duration::from_secs(1), ..Policy::default() }),
+            policy: Arc::new(Policy::default().with(|policy| policy.wait = Duration::from_secs(1))),
             point: 0,
             created_at: at(0),
             ran_at: Some(at(1)),

@@ -22,7 +22,7 @@ pub(crate) struct EffectQuery {
     #[param(nullable = false, inline)]
     state: Option<EffectWord>,
     /// Only effects of this record, by its full id.
-    #[param(nullable = false, pattern = "^[0-9a-f]{64}$")]
+    #[param(nullable = false, pattern = "^([0-9a-f]{2}){1,512}$")]
     record: Option<String>,
     /// Only effects after this one: `next` of the previous page.
     #[param(nullable = false, minimum = 0)]
@@ -139,8 +139,8 @@ impl EffectAct {
 #[serde(deny_unknown_fields, default)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct DeadLetterQuery {
-    /// Only records after this id: `next_record` of the previous page.
-    #[param(nullable = false, pattern = "^[0-9a-f]{64}$")]
+    /// Only records behind this cursor: `next_record` of the previous page.
+    #[param(nullable = false, pattern = "^([0-9a-f]{2}){1,512}$")]
     records_after: Option<String>,
     /// Only effects after this one: `next_effect` of the previous page.
     #[param(nullable = false, minimum = 0)]

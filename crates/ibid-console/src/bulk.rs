@@ -150,7 +150,7 @@ pub(crate) async fn act(
         return Err(Problem::invalid(format!("`records` has 1 to {BULK_MAX} records")));
     }
     let parse = |view: &SeenView| {
-        let id = dto::cursor(&view.id).map_err(|_| Problem::invalid("`id` is a full id: 64 hex digits"))?;
+        let id = dto::record_id(&view.id)?;
         Ok(SeenVersion { id, version: dto::version(&view.version)? })
     };
     let versions: Vec<SeenVersion> = body.records.iter().map(parse).collect::<Result<_, Problem>>()?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ibid::operator::{BulkAction, Observation, OperatorAction, PathPattern, RecordFilter, answer};
 use ibid_core::machine::{AttemptResponse, EffectState};
 use ibid_core::record::{Nonce, State, Version};
-use ibid_core::scope::IdPrefix;
+use ibid_core::scope::{IdPrefix, RecordId};
 use ibid_core::store::Cursor;
 use ibid_core::time::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -372,6 +372,11 @@ pub(crate) fn cursor(text: &str) -> Result<Cursor, Problem> {
     let is_lower_case = !text.is_empty() && !text.bytes().any(|byte| byte.is_ascii_uppercase());
     let cursor = text.parse().ok().filter(|_| is_lower_case);
     cursor.ok_or_else(|| Problem::invalid("`after` is `next` of the previous page: hex digits"))
+}
+
+/// Parses a full id.
+pub(crate) fn record_id(text: &str) -> Result<RecordId, Problem> {
+    text.parse().map_err(|_| Problem::invalid("the id of a record is 32 hex digits in full"))
 }
 
 pub(crate) fn prefix(text: &str) -> Result<IdPrefix, Problem> {

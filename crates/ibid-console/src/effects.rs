@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::AppState;
-use crate::dto::{self, EffectWord, cursor, limit};
+use crate::dto::{self, EffectWord, cursor, limit, record_id};
 use crate::extract::{JsonBody, PathParam, QueryParams};
 use crate::problem::{Problem, Refusals};
 use crate::views::{EffectView, RecordView};
@@ -55,7 +55,7 @@ pub(crate) async fn list(
 ) -> Result<Json<EffectPage>, Problem> {
     let mut filter = EffectFilter::default();
     filter.state = query.state.map(|word| word.0);
-    filter.record = query.record.as_deref().map(cursor).transpose()?;
+    filter.record = query.record.as_deref().map(record_id).transpose()?;
     filter.after = outbox_position(query.after)?;
     filter.limit = limit(query.limit)?;
     let (effects, next) = match app.operator.effects(filter).await {

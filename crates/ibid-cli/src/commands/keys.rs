@@ -7,8 +7,9 @@ use std::io::Write;
 use ibid_console::rfc3339;
 use ibid_core::change::{History, StoredRecord};
 use ibid_core::record::{Record, State};
-use ibid_core::scope::{IdPrefix, RecordId};
-use ibid_core::store::{Browse, PathPattern, RecordFilter, StoreError};
+use ibid_core::response::SavedResponse;
+use ibid_core::scope::IdPrefix;
+use ibid_core::store::{BrowseStore, Cursor, CursorError, Page, PathPattern, RecordFilter, StoreError};
 use ibid_core::time::Timestamp;
 use serde_json::{Value, json};
 
@@ -20,20 +21,15 @@ use crate::output::{Failure, print_fields, print_json, print_line, print_table};
 
 /// Lists the records that match to `out`, and prints how to continue the list to `talk`.
 pub(crate) async fn list(
-    store: &dyn Browse,
+    store: &dyn BrowseStore,
     args: &KeysListArgs,
     out: &mut dyn Write,
     talk: &mut dyn Write,
 ) -> Result<(), Failure> {
-    let limit = args.limit as usize;
     let mut filter = filter(&args.which)?;
     filter.after = args.after.as_deref().map(parse_cursor).transpose()?;
-    // One more than requested, to see whether there are more.
-    filter.limit = args.limit.saturating_add(1);
-    let mut records = store.list(filter).await.map_err(|error| unreadable(&error))?;
-    let more = records.len() > limit;
-    records.truncate(limit);
-    let last = records.last().map(|stored| stored.record.id);
+    filter.limit = args.limit;
+    let Page { items: mut records, next } = store.list(filter).await.map_err(|error| unreadable(&error))?;
     if args.which.dead_letters {
         // The filter includes marked records that a late response may still settle; they need no operator yet.
         records.retain(|stored| stored.record.is_dead_letter(stored.now));
@@ -43,34 +39,32 @@ pub(crate) async fn list(
     } else {
         print_records(&records, out)?;
     }
-    match last {
-        Some(last) if more => print_line(talk, format_args!("there are more: `--after {last}`")),
-        _ if records.is_empty() => print_line(talk, "no record fits"),
-        _ => Ok(()),
+    match next {
+        Some(next) => print_line(talk, format_args!("there are more: `--after {next}`")),
+        None if records.is_empty() => print_line(talk, "no record fits"),
+        None => Ok(()),
     }
 }
 
 /// Shows the record whose id begins with these digits. If there are count, lists them and fails.
 pub(crate) async fn show(
-    store: &dyn Browse,
+    store: &dyn BrowseStore,
     args: &KeysShowArgs,
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
     let prefix = parse_prefix(&args.id)?;
     let filter = RecordFilter::default().with(|filter| {
         filter.prefix = Some(prefix);
-        filter.limit = AMBIGUOUS_MAX + 1;
+        filter.limit = AMBIGUOUS_MAX;
     });
-    let mut records = store.list(filter).await.map_err(|error| unreadable(&error))?;
-    let count = records.len();
-    if count > 1 {
-        records.truncate(AMBIGUOUS_MAX as usize);
+    let Page { items: mut records, next } = store.list(filter).await.map_err(|error| unreadable(&error))?;
+    if records.len() > 1 {
         if args.json {
             print_json(out, &records.iter().map(record_json).collect())?;
         } else {
             print_records(&records, out)?;
         }
-        let many = if count > AMBIGUOUS_MAX as usize { "more than ".to_owned() } else { String::new() };
+        let many = if next.is_some() { "more than " } else { "" };
         let message = format!("{many}{} records begin with `{}`", records.len(), args.id);
         return Err(Failure::no(message).hint("give more digits: `ibid keys list --json` has ids in full"));
     }
@@ -154,7 +148,15 @@ fn fields(stored: &StoredRecord) -> Vec<(&'static str, String)> {
         ("lapses", (note.lapses > 0).then(|| note.lapses.to_string())),
         ("reconcile tries", (note.tries > 0).then(|| note.tries.to_string())),
         ("first trace", note.trace_id().map(str::to_owned)),
-        ("phases", note.phases.map(|digest| format!("{digest:016x}"))),
+        ("phases", (!note.phases.is_empty()).then(|| note.phases.join(", "))),
+        (
+            "call in flight",
+            note.calling.map(|point| format!("after recovery point {}", point.saturating_sub(1))),
+        ),
+        (
+            "call in doubt",
+            note.doubt.map(|point| format!("after recovery point {}", point.saturating_sub(1))),
+        ),
     ];
     fields.extend(notes.into_iter().filter_map(|(name, text)| Some((name, text?))));
     let policy = crate::config::policy::fields(&record.policy);
@@ -186,6 +188,7 @@ pub(super) fn record_json(stored: &StoredRecord) -> Value {
         "key": identity.key.as_str(),
         "version": version_words(record),
         "recovery_point": record.point,
+        "phases": note.phases,
         "fingerprint": record.fingerprint.is_some(),
         "created_at": rfc3339(record.created_at),
         "ran_at": at(record.ran_at),
@@ -218,9 +221,11 @@ fn version_words(record: &Record) -> String {
 }
 
 fn response_words(stored: &StoredRecord) -> String {
-    match (&stored.answer, stored.record.note.status) {
-        (Some(bytes), Some(status)) => format!("{status}, {} bytes kept", bytes.len()),
-        (Some(bytes), None) => format!("{} bytes kept", bytes.len()),
+    match (&stored.response, stored.record.note.status) {
+        (Some(SavedResponse::Plain(response)), _) => {
+            format!("{}, {} bytes kept", response.status, response.body.len())
+        }
+        (Some(SavedResponse::Sealed { key_id, .. }), _) => format!("encrypted under key `{key_id}`"),
         (None, Some(status)) if stored.record.flags.not_retained => format!("{status}, not retained"),
         (None, Some(status)) => status.to_string(),
         (None, None) => "-".to_owned(),
@@ -288,8 +293,8 @@ fn parse_age(text: &str) -> Result<std::time::Duration, Failure> {
 }
 
 /// Returns the cursor after all ids that begin with this text; after a full id, that is the id itself.
-fn parse_cursor(text: &str) -> Result<RecordId, Failure> {
-    Ok(parse_prefix(text)?.bounds().1)
+fn parse_cursor(text: &str) -> Result<Cursor, Failure> {
+    text.parse().map_err(|error: CursorError| Failure::usage(format!("`--after {text}`: {error}")))
 }
 
 fn unreadable(error: &StoreError) -> Failure {

@@ -9,7 +9,7 @@ use ibid_core::change::{History, StoredRecord};
 use ibid_core::record::{Record, State};
 use ibid_core::response::SavedResponse;
 use ibid_core::scope::IdPrefix;
-use ibid_core::store::{BrowseStore, Cursor, CursorError, Page, PathPattern, RecordFilter, StoreError};
+use ibid_core::store::{BrowseStore, Cursor, CursorError, Page, PathPattern, RecordFilter, Store, StoreError};
 use ibid_core::time::Timestamp;
 use serde_json::{Value, json};
 
@@ -18,6 +18,11 @@ use crate::args::operator::WhichArgs;
 use crate::args::{KeysListArgs, KeysShowArgs};
 use crate::config::units::{near_miss, parse_duration};
 use crate::output::{Failure, print_fields, print_json, print_line, print_table};
+
+/// Returns what operators may ask of the store.
+pub(crate) fn browse(store: &dyn Store) -> Result<&dyn BrowseStore, Failure> {
+    store.require_browse().map_err(|error| unreadable(&error))
+}
 
 /// Lists the records that match to `out`, and prints how to continue the list to `talk`.
 pub(crate) async fn list(

@@ -82,7 +82,7 @@ impl World {
 }
 
 fn created_response() -> Response {
-    Response { status: 201, headers: vec![], body: Bytes::from_static(b"done"), trailers: vec![], version: 1 }
+    Response { status: 201, headers: vec![], body: Bytes::from_static(b"done"), trailers: vec![] }
 }
 
 #[tokio::test]

@@ -118,7 +118,7 @@ impl<F: Fn(UnknownRequest) -> BoxFuture<'static, LookupResult> + Send + Sync> Ou
 }
 
 fn answer(status: u16) -> Response {
-    Response { status, headers: vec![], body: Bytes::from_static(b"found"), trailers: vec![], version: 1 }
+    Response { status, headers: vec![], body: Bytes::from_static(b"found"), trailers: vec![] }
 }
 
 const SETTLE: Duration = Duration::from_secs(60);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use ibid_core::change::{Change, Commit, History, StoredRecord};
+use ibid_core::change::{Change, Commit, Expect, History, StoredRecord};
 use ibid_core::evidence::{Evidence, EvidenceQuery, EvidenceStore, StoredEvidence};
 use ibid_core::fingerprint::SecretId;
 use ibid_core::reap::{ReapCount, ReapStep, ReapTarget};
@@ -40,6 +40,10 @@ pub enum StoreFault {
     LosesReplies,
     /// Every commit waits until another mode is set.
     Hangs,
+    /// Every takeover gets no reply, and is not written yet. Other changes are.
+    LosesTakeovers,
+    /// Every takeover finds its row locked: it is refused, and the record is still due. Other changes are written.
+    LocksRows,
     /// Every load waits until another mode is set.
     HangsReads,
     /// Every step of the reaper on this target fails.
@@ -76,6 +80,17 @@ impl FaultyStore {
         self.bodies.load(Ordering::SeqCst)
     }
 
+    async fn commit_around_locks(&self, change: Arc<Change>) -> Result<Commit, StoreError> {
+        if matches!(change.expect, Expect::Due(_)) {
+            if *self.mode.borrow() == StoreFault::LosesTakeovers {
+                return Err(StoreError::transient("faulty", "commit", "no answer"));
+            }
+            let stored = self.inner.load(vec![change.id]).await?.pop().flatten();
+            return Ok(Commit::Conflict(stored.map(Box::new)));
+        }
+        self.inner.commit(vec![change]).await.remove(0)
+    }
+
     fn check(&self, op: &'static str) -> Result<(), StoreError> {
         match *self.mode.borrow() {
             StoreFault::Down => Err(StoreError::transient("faulty", op, "it is down")),
@@ -109,6 +124,13 @@ impl Store for FaultyStore {
             let no = |_| Err(StoreError::lasting("faulty", "commit", "permission denied"));
             if *self.mode.borrow() == StoreFault::Refuses {
                 return (0..count).map(no).collect();
+            }
+            if matches!(*self.mode.borrow(), StoreFault::LosesTakeovers | StoreFault::LocksRows) {
+                let mut fates = Vec::new();
+                for change in changes {
+                    fates.push(self.commit_around_locks(change).await);
+                }
+                return fates;
             }
             match self.check("commit") {
                 Err(_) => (0..count).map(lost).collect(),

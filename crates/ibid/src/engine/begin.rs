@@ -6,9 +6,11 @@ use std::time::Duration;
 use ibid_core::change::{Commit, StoredRecord};
 use ibid_core::machine::{self, BeginRequest, Decision, Event, Intent, Verdict};
 use ibid_core::policy::Policy;
+use ibid_core::scope::RecordId;
 use ibid_core::time::Timestamp;
 use tokio::time::Instant;
 
+use super::begin_joins::{BeginLead, BeginRole, FoundRecord};
 use super::commit::{apply_change, count_lapses};
 use super::previous_identity::ResolvedId;
 use super::retry_after::RETRY_AFTER_MIN;
@@ -173,8 +175,13 @@ impl Engine {
             Verdict::Keep(decision) => return decided(decision, known, at),
             Verdict::Write(change, decision) => (change, decision),
         };
+        let lead = match self.lead_or_join(ask.id, deadline).await? {
+            LeadOrFound::Lead(lead) => lead,
+            LeadOrFound::Found(found) => return Ok(Step::Lost(found.stored, found.sent_at)),
+        };
         // The lease counts from just before the write that gives it.
         let at = if known.is_some() { Instant::now() } else { at };
+        // On an error the lead is dropped, and a joined begin sends its own write.
         let stored = match self.commit_begin(ask, &change, at, deadline).await? {
             Commit::Done(stamp) => {
                 let stored = apply_change(&change, stamp, known.as_ref()).expect("a begin writes the record");
@@ -183,8 +190,13 @@ impl Engine {
                 stored
             }
             Commit::Conflict(Some(stored)) if change.is_stored_as(&stored) => *stored,
-            Commit::Conflict(newer) => return Ok(Step::Lost(newer.map(|stored| *stored), at)),
+            Commit::Conflict(newer) => {
+                let newer = newer.map(|stored| *stored);
+                lead.found(newer.as_ref(), at);
+                return Ok(Step::Lost(newer, at));
+            }
         };
+        lead.found(Some(&stored), at);
         count_lapses(&change);
         if decision == Decision::Accepted && !self.confirm_identity().await {
             // The record was written late, perhaps after a pause, and the deliverer that finds it runs the request. It
@@ -193,6 +205,33 @@ impl Engine {
             return Err(self.without_identity());
         }
         decided(decision, Some(stored), at)
+    }
+
+    /// Waits for the begin of this record that is on its way in this process, if there is one. Returns its result, or the
+    /// right to send.
+    ///
+    /// A joined begin has sent nothing: it never runs, has nothing to abandon, and its refusal says nothing about the
+    /// store. It decides on the result with its own fingerprint, like a begin that lost a race.
+    async fn lead_or_join(
+        &self,
+        id: RecordId,
+        deadline: Instant,
+    ) -> Result<LeadOrFound<'_>, UnavailableError> {
+        let refused = UnavailableError::refused_early(RETRY_AFTER_MIN);
+        for _ in 0..JOINS_MAX {
+            let mut join = match self.begin_joins.enter(id) {
+                BeginRole::Lead(lead) => return Ok(LeadOrFound::Lead(lead)),
+                BeginRole::Join(join) => join,
+                BeginRole::Full => return Err(refused),
+            };
+            match self.deadlines.within(Some(deadline), join.result()).await {
+                Some(Some(found)) => return Ok(LeadOrFound::Found(found)),
+                // The other begin failed, and may have been sent. Its writer makes sure that it loses.
+                Some(None) if Instant::now() < deadline => {}
+                Some(None) | None => break,
+            }
+        }
+        Err(refused)
     }
 
     /// Returns what a request under `policy` may do: after a clock jump it takes over no lapsed attempt.
@@ -205,6 +244,16 @@ impl Engine {
         self.clock.is_unsure(Instant::now(), lease)
     }
 }
+
+/// The right to send a begin, or the result of another begin of the same record.
+enum LeadOrFound<'a> {
+    Lead(BeginLead<'a>),
+    Found(FoundRecord),
+}
+
+/// Begins that one request joins while each of them fails. The second failure is not bad luck, and with a thousand
+/// duplicates each further one would wake them all again.
+const JOINS_MAX: u32 = 2;
 
 /// Decisions of one request on a contended record before it is answered as in progress.
 ///

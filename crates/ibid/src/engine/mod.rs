@@ -7,6 +7,7 @@
 //! | file | responsibility |
 //! | --- | --- |
 //! | `begin.rs` | The begin loop: decide, commit, decide again after a lost race. |
+//! | `begin_joins.rs` | Lets duplicates of a begin that is on its way wait for its result, and send nothing. |
 //! | `commit.rs` | Retries a write until the store answers, or abandons what it rejects permanently. |
 //! | `wait.rs`, `waiters.rs` | Wakes duplicates that wait in this process; polls the store for results of other nodes. |
 //! | `detach.rs` | Runs `begin` and `finish` on the caller's task, and spawns the rest if the caller is dropped. |
@@ -21,6 +22,7 @@
 mod background;
 mod batch;
 mod begin;
+mod begin_joins;
 mod breaker;
 mod cache;
 mod clock_watch;
@@ -68,6 +70,7 @@ pub(crate) use retry_after::{RETRY_AFTER_MIN, retry_after_for_duplicate};
 
 use background::BackgroundWrites;
 use batch::Batcher;
+use begin_joins::BeginJoins;
 use breaker::Breaker;
 use cache::Cache;
 use clock_watch::ClockWatch;
@@ -87,6 +90,7 @@ pub(crate) struct Engine {
     secrets: Arc<Secrets>,
     pub(crate) identity: IdentityWatch,
     pub(crate) batcher: Batcher,
+    begin_joins: BeginJoins,
     pub(crate) cache: Cache,
     pub(crate) waiters: Waiters,
     pub(crate) breaker: Breaker,

@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 use super::Engine;
 use super::background::BackgroundWrites;
 use super::batch::Batcher;
+use super::begin_joins::BeginJoins;
 use super::breaker::Breaker;
 use super::cache::Cache;
 use super::clock_watch::ClockWatch;
@@ -151,6 +152,7 @@ impl Engine {
             store,
             secrets: Arc::new(secrets),
             identity,
+            begin_joins: BeginJoins::default(),
             cache: Cache::new(settings.cache_bytes, settings.cache_ttl),
             waiters: Waiters::default(),
             breaker: Breaker::default(),

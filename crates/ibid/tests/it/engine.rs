@@ -1,6 +1,8 @@
 //! The engine on the memory store: leases, batches, the cache and the chores, without HTTP.
 
 mod backpressure;
+mod joined_begins;
+mod lost_replies;
 mod rejected_writes;
 mod waiting;
 

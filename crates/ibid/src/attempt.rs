@@ -18,7 +18,7 @@ use ibid_core::store::RenewOutcome;
 use metrics::counter;
 use parking_lot::Mutex;
 
-use crate::engine::{DrainGuard, GiveUp, run_to_completion, still_owns};
+use crate::engine::{AttemptSlot, GiveUp, run_to_completion, still_owns};
 use crate::ibid::Ibid;
 use crate::outcome::Outcome;
 use crate::telemetry;
@@ -48,8 +48,8 @@ pub struct Attempt {
     proof: Option<Proof>,
     /// The progress of this run through its phases.
     pub(crate) progress: Progress,
-    /// Dropped last: a shutdown waits for it.
-    _guard: DrainGuard,
+    /// Counts the attempt. Dropped last: a shutdown waits for it.
+    slot: Arc<AttemptSlot>,
 }
 
 /// The instant from which the lease counts: just before the write or the renewal that gave it was sent. An attempt shares it with
@@ -109,9 +109,20 @@ impl Attempt {
         after: RecoveryPoint,
         leased_at: Instant,
     ) -> Attempt {
-        let guard = ibid.engine().drain.track_attempt();
+        let slot = ibid.engine().attempt_slots.take(&begun.identity.tenant);
+        Attempt::with_slot(slot, ibid, ask, begun, after, leased_at)
+    }
+
+    fn with_slot(
+        slot: Arc<AttemptSlot>,
+        ibid: Ibid,
+        ask: Arc<BeginRequest>,
+        begun: Arc<Record>,
+        after: RecoveryPoint,
+        leased_at: Instant,
+    ) -> Attempt {
         Attempt {
-            _guard: guard,
+            slot,
             ibid,
             ask,
             begun,
@@ -142,7 +153,10 @@ impl Attempt {
 
     /// Creates a copy that ends nothing when it is dropped.
     pub(crate) fn stand_in(&self) -> Attempt {
-        Attempt::unwritten(self.ibid.clone(), self.ask.clone(), self.begun.clone(), self.leased_at.get())
+        let (ibid, ask, begun) = (self.ibid.clone(), self.ask.clone(), self.begun.clone());
+        let mut copy = Attempt::with_slot(self.slot.clone(), ibid, ask, begun, 0, self.leased_at.get());
+        copy.ended = true;
+        copy
     }
 
     /// Returns the number of this attempt, from 1.
@@ -383,19 +397,18 @@ impl Attempt {
     /// Ends the attempt without knowing whether it was executed. A later [`LateAnswer::finish`] may still settle the record.
     pub async fn unknown(mut self, why: ErrorCode) -> (Outcome, LateAnswer) {
         self.ended = true;
-        let guard = self.ibid.engine().drain.track_attempt();
         let late = LateAnswer {
             ibid: self.ibid.clone(),
             ask: self.ask.clone(),
             begun: self.begun.clone(),
             proof: None,
-            _guard: guard,
+            slot: self.slot.clone(),
         };
         (self.end(End::Uncertain(why), None).await, late)
     }
 
     async fn end(&self, end: End, response: Option<Arc<Response>>) -> Outcome {
-        end_of(&self.ibid, &self.ask, &self.begun, end, response).await
+        end_of(&self.ibid, &self.ask, &self.begun, &self.slot, end, response).await
     }
 }
 
@@ -405,8 +418,8 @@ pub struct LateAnswer {
     ask: Arc<BeginRequest>,
     begun: Arc<Record>,
     proof: Option<Proof>,
-    /// A shutdown waits for handlers whose late response is still read.
-    _guard: DrainGuard,
+    /// The slot of the attempt: a shutdown waits for handlers whose late response is still read.
+    slot: Arc<AttemptSlot>,
 }
 
 impl LateAnswer {
@@ -435,7 +448,7 @@ impl LateAnswer {
     }
 
     async fn end(&self, end: End, response: Option<Arc<Response>>) -> Outcome {
-        end_of(&self.ibid, &self.ask, &self.begun, end, response).await
+        end_of(&self.ibid, &self.ask, &self.begun, &self.slot, end, response).await
     }
 }
 
@@ -470,32 +483,50 @@ enum End {
     Uncertain(ErrorCode),
 }
 
+impl End {
+    /// Returns the bytes of the encoded response that it holds.
+    fn bytes(&self) -> usize {
+        match self {
+            End::Answered(answer) => answer.kept.as_ref().map_or(0, |kept| kept.len()),
+            End::NotExecuted(_) | End::Uncertain(_) => 0,
+        }
+    }
+}
+
 /// Writes the end of an attempt, even if the caller is dropped midway. If it is not durable within `finish_wait`, the caller
 /// continues and the write is retried in the background.
 async fn end_of(
     ibid: &Ibid,
     ask: &Arc<BeginRequest>,
     begun: &Arc<Record>,
+    slot: &Arc<AttemptSlot>,
     end: End,
     response: Option<Arc<Response>>,
 ) -> Outcome {
     let runtime = &ibid.engine().runtime;
-    let (ibid, ask, begun) = (ibid.clone(), ask.clone(), begun.clone());
-    let guard = ibid.engine().drain.track_attempt();
+    let (ibid, ask, begun, slot) = (ibid.clone(), ask.clone(), begun.clone(), slot.clone());
     let ended = run_to_completion(runtime, async move {
         let (started, engine, record) = (Instant::now(), ibid.engine().clone(), begun.id);
-        let bytes = response.as_ref().map_or(0, |response| response.body.len());
-        let mut write = Box::pin(async move { write_end(&ibid, &ask, &begun, end, response, started).await });
+        let bytes = end.bytes() + response.as_ref().map_or(0, |response| response.body.len());
+        // It does not hold the request, which may be many times larger than the response.
+        let writer = ibid.clone();
+        let mut write = Box::pin(async move { write_end(&writer, &begun, end, response, started).await });
         let deadline = started.checked_add(engine.finish_wait);
-        let finished = engine.deadlines.within(deadline, &mut write).await;
+        let written = engine.deadlines.within(deadline, &mut write).await;
         telemetry::record_seconds(&telemetry::FINISH_TOOK, started.elapsed().as_secs_f64());
-        let finished = finished.unwrap_or_else(|| {
-            tracing::warn!(record = %record.short(), "outcome not durable within `finish_wait`; still retrying in the background");
-            // Counted before the caller continues, so that a shutdown does not miss it.
-            engine.background.spawn(bytes, async move { drop(write.await) });
-            Outcome::NotDurable
-        });
-        drop(guard);
+        let finished = match written {
+            Some(WrittenEnd::Outcome(outcome)) => outcome,
+            Some(WrittenEnd::Superseded(stored)) => {
+                Outcome::Superseded(Box::new(ibid.current_outcome(&ask, *stored, started)))
+            }
+            None => {
+                tracing::warn!(record = %record.short(), "outcome not durable within `finish_wait`; still retrying in the background");
+                // Counted before the caller continues, so that a shutdown does not miss it.
+                engine.background.spawn_end(bytes, async move { drop(write.await) });
+                Outcome::NotDurable
+            }
+        };
+        drop(slot);
         if matches!(finished, Outcome::NotDurable) {
             counter!(telemetry::NOT_STORED).increment(1);
         }
@@ -504,14 +535,20 @@ async fn end_of(
     ended.await.unwrap_or(Outcome::NotDurable)
 }
 
+/// Result of writing the end of an attempt.
+enum WrittenEnd {
+    Outcome(Outcome),
+    /// The record was changed without the attempt, and is stored like this.
+    Superseded(Box<StoredRecord>),
+}
+
 async fn write_end(
     ibid: &Ibid,
-    ask: &Arc<BeginRequest>,
     begun: &Arc<Record>,
     end: End,
     response: Option<Arc<Response>>,
     sent_at: Instant,
-) -> Outcome {
+) -> WrittenEnd {
     // The record is most likely still as it was begun, so no read before the write.
     let known =
         StoredRecord { record: begun.clone(), answer: None, now: begun.ran_at.unwrap_or(begun.created_at) };
@@ -524,9 +561,9 @@ async fn write_end(
         })
         .await;
     if settlement.refused.is_some() {
-        return Outcome::NotDurable;
+        return WrittenEnd::Outcome(Outcome::NotDurable);
     }
-    match (settlement.decision, settlement.stored, response) {
+    WrittenEnd::Outcome(match (settlement.decision, settlement.stored, response) {
         (Decision::Stored, Some(stored), Some(response)) => {
             Outcome::Completed(ibid.engine().remember(stored.record, response, sent_at, stored.now))
         }
@@ -536,10 +573,10 @@ async fn write_end(
         (_, Some(stored), _) => {
             counter!(telemetry::LATE_ANSWERS).increment(1);
             tracing::error!(record = %begun.id.short(), "attempt ended after its record was changed without it; its end is not written");
-            Outcome::Superseded(Box::new(ibid.current_outcome(ask, stored, sent_at)))
+            return WrittenEnd::Superseded(Box::new(stored));
         }
         (_, None, _) => Outcome::Released,
-    }
+    })
 }
 
 fn settled_in(stored: StoredRecord) -> Option<Duration> {
@@ -561,13 +598,11 @@ impl Drop for Attempt {
             true => End::Uncertain(ErrorCode::Broken),
             false => End::NotExecuted(ErrorCode::ClientGone),
         };
-        let (ibid, ask, begun) = (self.ibid.clone(), self.ask.clone(), self.begun.clone());
-        // Without a runtime the process is ending, and the lease lapses instead.
-        if tokio::runtime::Handle::try_current().is_ok() {
-            ibid.engine().clone().background.spawn(0, async move {
-                write_end(&ibid, &ask, &begun, end, None, Instant::now()).await;
-            });
-        }
+        let (ibid, begun) = (self.ibid.clone(), self.begun.clone());
+        // On the engine's runtime: the dropping thread may be outside of every runtime.
+        ibid.engine().clone().background.spawn_end(0, async move {
+            write_end(&ibid, &begun, end, None, Instant::now()).await;
+        });
     }
 }
 

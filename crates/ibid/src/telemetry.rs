@@ -236,6 +236,10 @@ pub const RECORDS: &str = "ibid_records";
 pub const DEAD_LETTERS: &str = "ibid_dead_letters";
 /// Age of the oldest unknown outcome.
 pub const OLDEST_UNKNOWN: &str = "ibid_oldest_unknown_seconds";
+/// New keys that were refused because too many attempts run.
+pub const ATTEMPTS_REFUSED: &str = "ibid_attempts_refused_total";
+/// Rounds of a chore that panicked.
+pub const CHORE_PANICS: &str = "ibid_chore_panics_total";
 /// State of the circuit breaker: 1 while begins are refused because the store does not answer.
 pub const BREAKER_OPEN: &str = "ibid_breaker_open";
 /// Tenants that send more duplicates than is allowed.
@@ -324,6 +328,12 @@ pub const METRICS: &[(&str, &str, &str)] = &[
         "gauge",
         "seconds since the run whose outcome is unknown for longest began, 0 if no outcome is unknown",
     ),
+    (
+        ATTEMPTS_REFUSED,
+        "counter",
+        "new keys refused because the process or the tenant runs too many attempts, by bound",
+    ),
+    (CHORE_PANICS, "counter", "rounds of a chore that panicked, by chore"),
     (BREAKER_OPEN, "gauge", "1 while begins are refused because the store does not answer"),
     (
         TENANTS_ABOVE,

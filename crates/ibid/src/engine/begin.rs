@@ -8,8 +8,10 @@ use ibid_core::machine::{self, BeginRequest, Decision, Event, Intent, Verdict};
 use ibid_core::policy::Policy;
 use ibid_core::scope::RecordId;
 use ibid_core::time::Timestamp;
+use metrics::counter;
 use tokio::time::Instant;
 
+use super::attempt_slots::CrowdedBy;
 use super::begin_joins::{BeginLead, BeginRole, FoundRecord};
 use super::commit::{apply_change, count_lapses};
 use super::previous_identity::ResolvedId;
@@ -76,26 +78,42 @@ impl Engine {
         ask: &Arc<BeginRequest>,
         started: Instant,
     ) -> Result<DecidedRequest, UnavailableError> {
-        if self.drain.attempts() >= self.attempts_max {
-            // One of the live attempts ends every moment; which one is not known.
-            return Err(UnavailableError::refused_early(RETRY_AFTER_MIN));
-        }
         if !self.identity.is_active() {
             // Whether the last read is recent is checked once the key is reserved: until then nothing is executed.
             return Err(self.without_identity());
         }
         let pass = self.breaker.enter(started).map_err(UnavailableError::refused_early)?;
-        let decided = match ask.previous.is_empty() {
-            true => self.decide(ask, Intent::MayRun, None, started).await,
-            false => self.decide_previous(ask, Intent::MayRun, started).await,
+        let decided = match self.attempt_slots.crowded_by(&ask.identity.tenant) {
+            Some(by) => self.decide_crowded(ask, by, started).await,
+            None if ask.previous.is_empty() => self.decide(ask, Intent::MayRun, None, started).await,
+            None => self.decide_previous(ask, Intent::MayRun, started).await,
         };
         match &decided {
             Ok(_) => pass.answered(),
+            Err(refused) if refused.is_overloaded() => pass.answered(),
             Err(refused) if refused.asked => pass.failed(Instant::now()),
             Err(_) => pass.unused(),
         }
         telemetry::record_seconds(&telemetry::BEGIN_TOOK, started.elapsed().as_secs_f64());
         decided.map_err(|refused| refused.with_breaker_pause(self.breaker.pause_left(Instant::now())))
+    }
+
+    /// Answers a request from its record while there is no room for another attempt, and refuses one that would run.
+    ///
+    /// Attempts pile up when an upstream hangs, and that is when clients retry.
+    async fn decide_crowded(
+        self: &Arc<Self>,
+        ask: &Arc<BeginRequest>,
+        by: CrowdedBy,
+        started: Instant,
+    ) -> Result<DecidedRequest, UnavailableError> {
+        let looked = self.deadlines.within(Some(started + self.begin_timeout), self.look(ask)).await;
+        let decided = looked.unwrap_or(Err(UnavailableError::no_reply()))?;
+        if decided.decision == Decision::Free {
+            counter!(telemetry::ATTEMPTS_REFUSED, "by" => by.label()).increment(1);
+            return Err(UnavailableError::overloaded());
+        }
+        Ok(decided)
     }
 
     /// Decides on what is known, commits, and decides again with the newer record after a lost race.

@@ -116,7 +116,7 @@ impl Engine {
     /// Writes over a begin whose fate is unknown, in the background, so that the begin loses if it arrives late.
     pub(super) fn abandon_begin(self: &Arc<Self>, ask: Arc<BeginRequest>) {
         let engine = self.clone();
-        self.background.spawn(0, async move {
+        self.background.spawn_give_up(ask.body_bytes(), async move {
             // If the record can't be read at all, the begin stays as it is, and lapses. A key that is retried every second
             // must not leave a task behind each time.
             if let Ok(known) = engine.load_until_done(ask.id, GiveUp::Soon).await {

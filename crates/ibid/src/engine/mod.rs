@@ -11,6 +11,7 @@
 //! | `commit.rs` | Retries a write until the store answers, or abandons what it rejects permanently. |
 //! | `wait.rs`, `waiters.rs` | Wakes duplicates that wait in this process; polls the store for results of other nodes. |
 //! | `detach.rs` | Runs `begin` and `finish` on the caller's task, and spawns the rest if the caller is dropped. |
+//! | `attempt_slots.rs` | Counts live attempts, in all and per tenant. |
 //! | `background.rs`, `drain.rs` | Bounds writes that outlive their caller; counts what a shutdown waits for. |
 //! | `batch.rs` | Puts changes that arrive while a commit is in flight into the next commit. |
 //! | `cache.rs` | Caches completed records, bounded by bytes. |
@@ -19,6 +20,7 @@
 //! | `identity_watch.rs`, `previous_identity.rs` | Confirms the store's identity; finds records of previous ones. |
 //! | `retry_after.rs`, `deadlines.rs`, `duplicate_rate.rs` | `Retry-After` estimates; one timer for all deadlines; duplicates per tenant. |
 
+mod attempt_slots;
 mod background;
 mod batch;
 mod begin;
@@ -60,14 +62,15 @@ pub use retry_after::UnavailableError;
 pub(crate) use start::BecameUnknown;
 pub use start::{Settings, StartError};
 
+pub(crate) use attempt_slots::AttemptSlot;
 pub(crate) use begin::DecidedRequest;
 pub(crate) use commit::{GiveUp, Settlement, apply_change, count_lapses, still_owns};
 pub(crate) use detach::run_to_completion;
-pub(crate) use drain::DrainGuard;
 pub(crate) use duplicate_rate::Arrival;
 pub(crate) use previous_identity::ResolvedId;
 pub(crate) use retry_after::{RETRY_AFTER_MIN, retry_after_for_duplicate};
 
+use attempt_slots::AttemptSlots;
 use background::BackgroundWrites;
 use batch::Batcher;
 use begin_joins::BeginJoins;
@@ -99,7 +102,7 @@ pub(crate) struct Engine {
     nonces: Nonces,
     pub(crate) begin_timeout: Duration,
     pub(crate) finish_wait: Duration,
-    attempts_max: usize,
+    pub(crate) attempt_slots: AttemptSlots,
     pub(crate) duplicates: DuplicateRates,
     pub(crate) background: BackgroundWrites,
     pub(crate) drain: Drain,

@@ -11,6 +11,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use super::Engine;
+use super::attempt_slots::AttemptSlots;
 use super::background::BackgroundWrites;
 use super::batch::Batcher;
 use super::begin_joins::BeginJoins;
@@ -47,8 +48,9 @@ pub struct Settings {
     pub cache_bytes: u64,
     /// Time that a cached record is used without asking the store: an operator's `forget` is final after that.
     pub cache_ttl: Duration,
-    /// Attempts that live in this process at once. A client that hangs up leaves its attempt running, so connections
-    /// do not bound them; past this, begins are refused as if the store were away.
+    /// Attempts that live in this process at once; one tenant may have half of them. A client that hangs up leaves its
+    /// attempt running, so connections do not bound them. Past this, new keys are refused
+    /// ([`UnavailableError::is_overloaded`](super::UnavailableError::is_overloaded)), and stored records still answer.
     pub attempts_max: usize,
     /// The share of a tenant's requests that may be duplicates, from 0 to 1. The gauge
     /// `ibid_tenants_above_duplicate_rate` counts the tenants above it; nothing else happens to them.
@@ -161,9 +163,9 @@ impl Engine {
             nonces: Nonces::default(),
             begin_timeout: settings.begin_timeout,
             finish_wait: settings.finish_wait,
-            attempts_max: settings.attempts_max,
+            attempt_slots: AttemptSlots::new(settings.attempts_max, drain.clone()),
             duplicates: DuplicateRates::new(settings.duplicate_rate),
-            background: BackgroundWrites::new(drain.clone()),
+            background: BackgroundWrites::new(Handle::current(), drain.clone()),
             drain,
             became_unknown,
         };

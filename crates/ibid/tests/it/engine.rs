@@ -1,5 +1,7 @@
 //! The engine on the memory store: leases, batches, the cache and the chores, without HTTP.
 
+mod attempt_slots;
+mod background;
 mod backpressure;
 mod joined_begins;
 mod lost_replies;
@@ -264,16 +266,6 @@ async fn a_cached_record_is_read_again_after_cache_ttl() {
     assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::Completed(_))));
     tokio::time::advance(Duration::from_millis(1)).await;
     assert!(world.ibid.begin(world.ask("k")).await.is_err(), "the store is asked, and it is down");
-}
-
-#[tokio::test]
-async fn attempts_that_live_at_once_are_bounded() {
-    let world = world_with(Policy::default(), Settings { attempts_max: 2, ..Settings::default() }).await;
-    let (first, second) = (world.run("a").await, world.run("b").await);
-    assert!(world.ibid.begin(world.ask("c")).await.is_err());
-    first.finish(created_response()).await;
-    world.run("c").await.finish(created_response()).await;
-    drop(second);
 }
 
 #[tokio::test]

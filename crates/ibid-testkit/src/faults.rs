@@ -24,6 +24,7 @@ pub struct FaultyStore {
     mode: watch::Sender<StoreFault>,
     commits: AtomicUsize,
     bodies: AtomicUsize,
+    renewals: AtomicUsize,
     apart: AtomicBool,
 }
 
@@ -44,6 +45,8 @@ pub enum StoreFault {
     LosesTakeovers,
     /// Every takeover finds its row locked: it is refused, and the record is still due. Other changes are written.
     LocksRows,
+    /// Every renewal waits until another mode is set.
+    HangsRenewals,
     /// Every load waits until another mode is set.
     HangsReads,
     /// Every step of the reaper on this target fails.
@@ -57,7 +60,8 @@ impl FaultyStore {
     pub fn new(inner: Arc<dyn Store>) -> Arc<FaultyStore> {
         let mode = watch::channel(StoreFault::None).0;
         let (commits, bodies) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Arc::new(FaultyStore { inner, mode, commits, bodies, apart: AtomicBool::new(false) })
+        let (renewals, apart) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Arc::new(FaultyStore { inner, mode, commits, bodies, renewals, apart })
     }
 
     /// Makes each batch a separate commit from now on.
@@ -73,6 +77,11 @@ impl FaultyStore {
     /// Returns the number of `commit` calls so far.
     pub fn commits(&self) -> usize {
         self.commits.load(Ordering::SeqCst)
+    }
+
+    /// Returns the number of `renew` calls so far.
+    pub fn renewals(&self) -> usize {
+        self.renewals.load(Ordering::SeqCst)
     }
 
     /// Returns how many reads of bodies were made so far, returned or not.
@@ -148,6 +157,9 @@ impl Store for FaultyStore {
         leases: Vec<(RecordId, Version)>,
     ) -> BoxFuture<'_, Result<Vec<RenewOutcome>, StoreError>> {
         Box::pin(async move {
+            self.renewals.fetch_add(1, Ordering::SeqCst);
+            let mut mode = self.mode.subscribe();
+            let _ = mode.wait_for(|fault| *fault != StoreFault::HangsRenewals).await;
             self.check("renew")?;
             self.inner.renew(leases).await
         })

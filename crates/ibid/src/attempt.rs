@@ -16,9 +16,8 @@ use ibid_core::response::Response;
 use ibid_core::scope::RecordId;
 use ibid_core::store::RenewOutcome;
 use metrics::counter;
-use parking_lot::Mutex;
 
-use crate::engine::{AttemptSlot, GiveUp, run_to_completion, still_owns};
+use crate::engine::{AttemptSlot, GiveUp, LeasedAt, run_to_completion};
 use crate::ibid::Ibid;
 use crate::outcome::Outcome;
 use crate::telemetry;
@@ -50,36 +49,6 @@ pub struct Attempt {
     pub(crate) progress: Progress,
     /// Counts the attempt. Dropped last: a shutdown waits for it.
     slot: Arc<AttemptSlot>,
-}
-
-/// The instant from which the lease counts: just before the write or the renewal that gave it was sent. An attempt shares it with
-/// the future that renews its lease.
-#[derive(Clone, Debug)]
-struct LeasedAt(Arc<Mutex<Instant>>);
-
-impl LeasedAt {
-    fn new(at: Instant) -> LeasedAt {
-        LeasedAt(Arc::new(Mutex::new(at)))
-    }
-
-    fn get(&self) -> Instant {
-        *self.0.lock()
-    }
-
-    fn set(&self, at: Instant) {
-        *self.0.lock() = at;
-    }
-
-    /// Notes that the renewal sent at `sent_at` was confirmed, and returns whether it counts. After the lease has expired none
-    /// does, whatever the store answers.
-    fn confirm_renewal(&self, sent_at: Instant, lease: Duration) -> bool {
-        let mut at = self.0.lock();
-        let counts = at.elapsed() < lease;
-        if counts {
-            *at = sent_at.max(*at);
-        }
-        counts
-    }
 }
 
 /// Callback for the outcome of an attempt that ends in the caller's transaction.
@@ -332,37 +301,12 @@ impl Attempt {
         self
     }
 
-    /// Renews the lease after every third of it, until `max_run` is over or another attempt owns the record. Poll it together with
-    /// the handler.
+    /// Renews the lease after every third of it, until `max_run` is over, another attempt owns the record, or the returned
+    /// future is dropped. The future ends with the first two. It need not be polled: the engine renews all leases together.
     pub fn keep_alive(&self) -> impl Future<Output = ()> + Send + use<> {
-        let (ibid, mut record) = (self.ibid.clone(), self.begun.clone());
-        let (lease, until) = (record.policy.lease, self.began_at + record.policy.max_run);
-        let leased_at = self.leased_at.clone();
-        let mut next = leased_at.get() + lease / 3;
-        async move {
-            while next < until {
-                tokio::time::sleep_until(next).await;
-                let sent_at = Instant::now();
-                match ibid.engine().renew(&record).await {
-                    Some(RenewOutcome::Until(_)) => {
-                        leased_at.confirm_renewal(sent_at, lease);
-                        next += lease / 3;
-                    }
-                    // A write holds the row at this moment, or the store does not answer: retry soon.
-                    Some(RenewOutcome::Busy) | None => next = Instant::now() + lease / 12,
-                    Some(RenewOutcome::Lost) => match ibid.engine().load(record.id).await {
-                        // Another write did not take it over: continue with the new version.
-                        Ok(Some(stored))
-                            if still_owns(&stored, &record) && stored.record.version != record.version =>
-                        {
-                            record = stored.record;
-                        }
-                        Ok(_) => return,
-                        Err(_) => next = Instant::now() + lease / 12,
-                    },
-                }
-            }
-        }
+        let until = self.began_at + self.begun.policy.max_run;
+        let renewal = self.ibid.engine().leases.keep(self.begun.clone(), self.leased_at.clone(), until);
+        renewal.wait_until_over()
     }
 
     /// Sets what the fields of the response prove, for the `finish` that follows. Proof goes before the status.

@@ -208,7 +208,7 @@ impl Ibid {
             (Decision::NotRetained, Some(stored)) => Outcome::NotRetained(stored.record),
             (Decision::Wait { overlong }, Some(stored)) => {
                 if overlong {
-                    self.engine().shorten_lease(&stored.record);
+                    self.engine().leases.shorten(&stored.record);
                 }
                 match stored.record.flags.asynchronous {
                     true => Outcome::Accepted { new: false },

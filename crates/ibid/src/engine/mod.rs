@@ -16,6 +16,7 @@
 //! | `batch.rs` | Puts changes that arrive while a commit is in flight into the next commit. |
 //! | `cache.rs` | Caches completed records, bounded by bytes. |
 //! | `breaker.rs` | Refuses new begins while the store does not answer. |
+//! | `lease_keeper.rs` | Renews the leases of all live attempts, many in one call. |
 //! | `clock_watch.rs` | Delays takeovers after a clock jump or an outage. |
 //! | `identity_watch.rs`, `previous_identity.rs` | Confirms the store's identity; finds records of previous ones. |
 //! | `retry_after.rs`, `deadlines.rs`, `duplicate_rate.rs` | `Retry-After` estimates; one timer for all deadlines; duplicates per tenant. |
@@ -34,6 +35,7 @@ mod detach;
 mod drain;
 mod duplicate_rate;
 mod identity_watch;
+mod lease_keeper;
 mod previous_identity;
 mod retry_after;
 mod start;
@@ -67,6 +69,7 @@ pub(crate) use begin::DecidedRequest;
 pub(crate) use commit::{GiveUp, Settlement, apply_change, count_lapses, still_owns};
 pub(crate) use detach::run_to_completion;
 pub(crate) use duplicate_rate::Arrival;
+pub(crate) use lease_keeper::LeasedAt;
 pub(crate) use previous_identity::ResolvedId;
 pub(crate) use retry_after::{RETRY_AFTER_MIN, retry_after_for_duplicate};
 
@@ -81,6 +84,7 @@ use deadlines::Deadlines;
 use drain::Drain;
 use duplicate_rate::DuplicateRates;
 use identity_watch::IdentityWatch;
+use lease_keeper::LeaseKeeper;
 use waiters::Waiters;
 
 use crate::random::Nonces;
@@ -98,6 +102,7 @@ pub(crate) struct Engine {
     pub(crate) waiters: Waiters,
     pub(crate) breaker: Breaker,
     clock: ClockWatch,
+    pub(crate) leases: LeaseKeeper,
     pub(crate) deadlines: Deadlines,
     nonces: Nonces,
     pub(crate) begin_timeout: Duration,
@@ -195,17 +200,10 @@ impl Engine {
         Ok(due)
     }
 
-    /// Renews a lease. Returns `None` if the store did not answer.
+    /// Renews one lease now, for an attempt that waits for it. Returns `None` if the store did not answer.
     pub(crate) async fn renew(&self, record: &Record) -> Option<RenewOutcome> {
         let renewed = self.store.renew(vec![(record.id, record.version)]).await;
         renewed.inspect_err(|error| self.count_error(error)).ok()?.pop()
-    }
-
-    /// Renews the lease of a running record in the background: after the store's clock has stepped back the lease ends too
-    /// late, and any process that sees it corrects it.
-    pub(crate) fn shorten_lease(&self, record: &Record) {
-        let (store, lease) = (self.store.clone(), (record.id, record.version));
-        tokio::spawn(async move { store.renew(vec![lease]).await.ok() });
     }
 
     /// Waits until no begin is in flight, no attempt lives and no background write is left. The caller bounds the wait.

@@ -23,6 +23,7 @@ use super::deadlines::Deadlines;
 use super::drain::Drain;
 use super::duplicate_rate::DuplicateRates;
 use super::identity_watch::{self, IdentityWatch};
+use super::lease_keeper::{self, LeaseKeeper};
 use super::waiters::Waiters;
 use crate::failpoint;
 use crate::identity::{self, IdentityError, StoreIdentity};
@@ -159,6 +160,7 @@ impl Engine {
             waiters: Waiters::default(),
             breaker: Breaker::default(),
             clock: ClockWatch::default(),
+            leases: LeaseKeeper::default(),
             deadlines: Deadlines::start(),
             nonces: Nonces::default(),
             begin_timeout: settings.begin_timeout,
@@ -172,6 +174,7 @@ impl Engine {
         engine.breaker.publish_gauge();
         let engine = Arc::new(engine);
         tokio::spawn(identity_watch::keep_reading(Arc::downgrade(&engine)));
+        tokio::spawn(lease_keeper::keep_leases(Arc::downgrade(&engine)));
         (engine, receiver)
     }
 }

@@ -6,6 +6,7 @@ mod backpressure;
 mod joined_begins;
 mod lost_replies;
 mod rejected_writes;
+mod renewals;
 mod waiting;
 
 use std::sync::Arc;

@@ -257,6 +257,11 @@ impl Engine {
         if self.is_clock_unsure(policy.lease) { Intent::MayRunNoTakeover } else { Intent::MayRun }
     }
 
+    /// Returns whether the reaper must wait, because the store's clock has leapt forward.
+    pub(crate) fn is_clock_ahead(&self) -> bool {
+        self.clock.is_ahead(Instant::now())
+    }
+
     /// Returns whether takeovers of records with this lease must wait because the store's clock has just jumped.
     pub(crate) fn is_clock_unsure(&self, lease: Duration) -> bool {
         self.clock.is_unsure(Instant::now(), lease)

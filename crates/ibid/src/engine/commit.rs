@@ -247,9 +247,10 @@ impl Engine {
     }
 
     fn observe(&self, at: Instant, commit: &Commit) {
+        let arrived_at = Instant::now();
         match commit {
-            Commit::Done(stamp) => self.clock.observe(at, stamp.now),
-            Commit::Conflict(Some(stored)) => self.clock.observe(at, stored.now),
+            Commit::Done(stamp) => self.clock.observe(at, arrived_at, stamp.now),
+            Commit::Conflict(Some(stored)) => self.clock.observe(at, arrived_at, stored.now),
             Commit::Conflict(None) => {}
         }
     }

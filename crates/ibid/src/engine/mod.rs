@@ -185,18 +185,26 @@ impl Engine {
         let at = Instant::now();
         let loaded = self.store.load(ids).await.inspect_err(|error| self.count_error(error))?;
         if let Some(stored) = loaded.iter().flatten().next() {
-            self.clock.observe(at, stored.now);
+            self.clock.observe(at, Instant::now(), stored.now);
         }
         Ok(loaded)
     }
 
-    /// Loads records in `state` whose due time has passed. Upkeep may be the first to see that the clock has jumped.
-    pub(crate) async fn due(&self, state: State, limit: u32) -> Result<Vec<StoredRecord>, StoreError> {
+    /// Loads records in `state` whose due time has passed, longest due first, behind the first `skip`: those that the caller
+    /// has seen and left as they are. Upkeep may be the first to see that the clock has jumped.
+    pub(crate) async fn due(
+        &self,
+        state: State,
+        skip: u32,
+        limit: u32,
+    ) -> Result<Vec<StoredRecord>, StoreError> {
         let at = Instant::now();
-        let due = self.store.due(state, limit).await.inspect_err(|error| self.watch_error(error))?;
+        let limit = limit.saturating_add(skip);
+        let mut due = self.store.due(state, limit).await.inspect_err(|error| self.watch_error(error))?;
         if let Some(first) = due.first() {
-            self.clock.observe(at, first.now);
+            self.clock.observe(at, Instant::now(), first.now);
         }
+        due.drain(..due.len().min(skip as usize));
         Ok(due)
     }
 

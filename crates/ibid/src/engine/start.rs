@@ -16,7 +16,7 @@ use super::background::BackgroundWrites;
 use super::batch::Batcher;
 use super::begin_joins::BeginJoins;
 use super::breaker::Breaker;
-use super::cache::Cache;
+use super::cache::{self, Cache};
 use super::clock_watch::ClockWatch;
 use super::commit::BECAME_UNKNOWN_MAX;
 use super::deadlines::Deadlines;
@@ -174,6 +174,7 @@ impl Engine {
         engine.breaker.publish_gauge();
         let engine = Arc::new(engine);
         tokio::spawn(identity_watch::keep_reading(Arc::downgrade(&engine)));
+        tokio::spawn(cache::keep_fresh(Arc::downgrade(&engine)));
         tokio::spawn(lease_keeper::keep_leases(Arc::downgrade(&engine)));
         (engine, receiver)
     }

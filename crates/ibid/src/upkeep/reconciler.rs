@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -127,13 +128,17 @@ pub struct ReconcileStats {
 impl Ibid {
     /// Registers the lookup that the reconciler of this process uses for records of routes with a reconcile rule.
     pub fn reconcile_with(&self, lookup: Arc<dyn OutcomeLookup>) {
-        *self.upkeep().lookup.0.lock() = Some(lookup);
+        *self.upkeep().lookup.registered.lock() = Some(lookup);
     }
 }
 
 /// The lookup that is registered in this process, if any.
 #[derive(Default)]
-pub(crate) struct LookupSlot(Mutex<Option<Arc<dyn OutcomeLookup>>>);
+pub(crate) struct LookupSlot {
+    registered: Mutex<Option<Arc<dyn OutcomeLookup>>>,
+    /// Due records at the front that this process cannot look up; the next round continues behind them.
+    skipped: AtomicU32,
+}
 
 /// Looks up every unknown record whose next lookup is due. Does nothing if no lookup is registered
 /// ([`Ibid::reconcile_with`]).
@@ -155,15 +160,15 @@ pub async fn reconcile_with_progress(
     mut on_batch: impl FnMut(&ReconcileStats),
 ) -> Result<ReconcileStats, StoreError> {
     let mut stats = ReconcileStats::default();
-    let lookup = ibid.upkeep().lookup.0.lock().clone();
+    let lookup = ibid.upkeep().lookup.registered.lock().clone();
     let Some(lookup) = lookup else { return Ok(stats) };
-    // Records that this process cannot look up stay due, in the same order. The next batch reads that many more rows, to
-    // reach the records behind them.
-    let mut not_ours = 0;
+    // Records that this process cannot look up stay due, in the same order. The next batch continues behind them, and so
+    // does the next round: otherwise records behind more of them than fit into one round would never be looked up.
+    let skipped = &ibid.upkeep().lookup.skipped;
     for _ in 0..BATCHES_MAX {
-        let due = ibid.engine().due(State::Unknown, BATCH + not_ours).await?;
-        let full = due.len() as u32 == BATCH + not_ours;
-        not_ours = 0;
+        let mut not_ours = skipped.load(Ordering::Relaxed);
+        let due = ibid.engine().due(State::Unknown, not_ours, BATCH).await?;
+        let full = due.len() as u32 == BATCH;
         let (mut turns, mut lookups) = (HashMap::new(), Vec::new());
         for stored in due {
             let rule = stored.record.policy.reconcile.as_ref().filter(|_| may_be_looked_up(&stored.record));
@@ -180,10 +185,9 @@ pub async fn reconcile_with_progress(
             let at = Instant::now() + PACE * *turn;
             *turn += 1;
             lookups.push(look_up(ibid, &*lookup, stored, route, at));
-            if lookups.len() as u32 == BATCH {
-                break;
-            }
         }
+        // After the last record the next round starts over.
+        skipped.store(if full { not_ours } else { 0 }, Ordering::Relaxed);
         let asked = lookups.len() as u64;
         for step in join_all(lookups).await {
             stats.settled += u64::from(step == LookupStep::Settled);

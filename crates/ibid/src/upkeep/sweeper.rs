@@ -35,17 +35,21 @@ pub async fn sweep_with_progress(ibid: &Ibid, mut on_batch: impl FnMut(u64)) -> 
     ibid.engine().breaker.publish_gauge();
     let mut swept = 0;
     for state in [State::InProgress, State::Retryable] {
+        // Records that can't be settled now stay due, in the same order: a row is locked, or all permits to resume are taken.
+        // The next batch continues behind them.
+        let mut left = 0;
         for _ in 0..SWEEP_BATCHES_MAX {
-            let due = ibid.engine().due(state, SWEEP_BATCH).await?;
-            let full = due.len() as u32 == SWEEP_BATCH;
+            let due = ibid.engine().due(state, left, SWEEP_BATCH).await?;
+            let found = due.len() as u32;
             // All at once, so that they share commits.
             let settled =
                 join_all(due.into_iter().map(|stored| sweep(ibid, stored))).await.into_iter().sum::<u64>();
             swept += settled;
             on_batch(swept);
-            if !full || settled == 0 {
+            if found < SWEEP_BATCH {
                 break;
             }
+            left += found - settled as u32;
         }
     }
     gauge!(telemetry::TENANTS_ABOVE).set(ibid.tenants_above_duplicate_rate() as f64);

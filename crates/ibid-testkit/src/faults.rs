@@ -35,7 +35,7 @@ pub enum StoreFault {
     None,
     /// Every call fails, and nothing is written.
     Down,
-    /// Every commit is refused permanently, and nothing is written.
+    /// Every commit and every write of a setting is refused permanently, and nothing is written.
     Refuses,
     /// Every commit is written, and its reply is lost.
     LosesReplies,
@@ -228,6 +228,9 @@ impl Store for FaultyStore {
         let name = name.to_owned();
         Box::pin(async move {
             self.check("write a setting")?;
+            if *self.mode.borrow() == StoreFault::Refuses {
+                return Err(StoreError::lasting("faulty", "write a setting", "permission denied"));
+            }
             self.inner.compare_and_set(&name, expected, value).await
         })
     }

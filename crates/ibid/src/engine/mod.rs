@@ -17,6 +17,7 @@
 //! | `cache.rs` | Caches completed records, bounded by bytes. |
 //! | `breaker.rs` | Refuses new begins while the store does not answer. |
 //! | `lease_keeper.rs` | Renews the leases of all live attempts, many in one call. |
+//! | `readiness.rs` | Checks that the store takes writes, for orchestrators. |
 //! | `clock_watch.rs` | Delays takeovers after a clock jump or an outage. |
 //! | `identity_watch.rs`, `previous_identity.rs` | Confirms the store's identity; finds records of previous ones. |
 //! | `retry_after.rs`, `deadlines.rs`, `duplicate_rate.rs` | `Retry-After` estimates; one timer for all deadlines; duplicates per tenant. |
@@ -37,6 +38,7 @@ mod duplicate_rate;
 mod identity_watch;
 mod lease_keeper;
 mod previous_identity;
+mod readiness;
 mod retry_after;
 mod start;
 mod wait;
@@ -60,6 +62,7 @@ use tokio::time::Instant;
 
 pub use batch::BatchCounts;
 pub use duplicate_rate::TenantRate;
+pub use readiness::NotReadyError;
 pub use retry_after::UnavailableError;
 pub(crate) use start::BecameUnknown;
 pub use start::{Settings, StartError};
@@ -85,6 +88,7 @@ use drain::Drain;
 use duplicate_rate::DuplicateRates;
 use identity_watch::IdentityWatch;
 use lease_keeper::LeaseKeeper;
+use readiness::Readiness;
 use waiters::Waiters;
 
 use crate::random::Nonces;
@@ -101,6 +105,7 @@ pub(crate) struct Engine {
     pub(crate) cache: Cache,
     pub(crate) waiters: Waiters,
     pub(crate) breaker: Breaker,
+    readiness: Readiness,
     clock: ClockWatch,
     pub(crate) leases: LeaseKeeper,
     pub(crate) deadlines: Deadlines,

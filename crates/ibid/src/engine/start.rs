@@ -24,6 +24,7 @@ use super::drain::Drain;
 use super::duplicate_rate::DuplicateRates;
 use super::identity_watch::{self, IdentityWatch};
 use super::lease_keeper::{self, LeaseKeeper};
+use super::readiness::Readiness;
 use super::waiters::Waiters;
 use crate::failpoint;
 use crate::identity::{self, IdentityError, StoreIdentity};
@@ -159,6 +160,7 @@ impl Engine {
             cache: Cache::new(settings.cache_bytes, settings.cache_ttl),
             waiters: Waiters::default(),
             breaker: Breaker::default(),
+            readiness: Readiness::default(),
             clock: ClockWatch::default(),
             leases: LeaseKeeper::default(),
             deadlines: Deadlines::start(),

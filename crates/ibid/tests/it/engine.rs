@@ -3,8 +3,10 @@
 mod attempt_slots;
 mod background;
 mod backpressure;
+mod chores;
 mod joined_begins;
 mod lost_replies;
+mod readiness;
 mod rejected_writes;
 mod renewals;
 mod waiting;

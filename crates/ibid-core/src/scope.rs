@@ -151,7 +151,7 @@ impl RecordId {
     }
 
     /// Creates the id with these bytes, as a store returned them.
-    pub fn from_bytes(bytes: [u8; RecordId::LEN]) -> RecordId {
+    pub const fn from_bytes(bytes: [u8; RecordId::LEN]) -> RecordId {
         RecordId(bytes)
     }
 
@@ -163,6 +163,17 @@ impl RecordId {
     /// Returns the first 8 hex digits, by which logs name a record: they must not show its key.
     pub fn short(&self) -> String {
         self.to_string()[..8].to_owned()
+    }
+}
+
+/// Parses all hex digits of an id, in lower case.
+impl FromStr for RecordId {
+    type Err = IdPrefixError;
+
+    fn from_str(text: &str) -> Result<RecordId, IdPrefixError> {
+        let is_whole = text.len() == 2 * RecordId::LEN && !text.bytes().any(|byte| byte.is_ascii_uppercase());
+        let prefix: IdPrefix = text.parse()?;
+        Some(prefix.bounds().0).filter(|_| is_whole).ok_or(IdPrefixError)
     }
 }
 

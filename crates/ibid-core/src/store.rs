@@ -13,6 +13,7 @@
 
 mod error;
 mod filter;
+mod tiers;
 
 use std::fmt;
 use std::future::Future;
@@ -35,6 +36,7 @@ use crate::time::Timestamp;
 
 pub use error::StoreError;
 pub use filter::{PathPart, PathPattern, RecordFilter};
+pub use tiers::Tiers;
 
 /// A boxed future: one box per round trip is free, a type parameter in every user's signature is not.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -241,10 +243,12 @@ pub struct Page<T> {
 }
 
 impl<T> Page<T> {
-    /// Creates a page from up to `limit` items. A full page has a next one, which begins behind the last item.
-    pub fn new(items: Vec<T>, limit: u32, cursor: impl FnOnce(&T) -> Cursor) -> Page<T> {
-        let is_full = u32::try_from(items.len()).is_ok_and(|len| len >= limit);
-        let next = items.last().filter(|_| is_full).map(cursor);
+    /// Creates a page of `limit` items from up to `limit` + 1 items that were read: the one too many tells that there is a
+    /// next page, which begins behind the last item of this one.
+    pub fn new(mut items: Vec<T>, limit: u32, cursor: impl FnOnce(&T) -> Cursor) -> Page<T> {
+        let has_more = items.len() > limit as usize;
+        items.truncate(limit as usize);
+        let next = items.last().filter(|_| has_more).map(cursor);
         Page { items, next }
     }
 }
@@ -387,4 +391,37 @@ pub enum RenewOutcome {
     Busy,
     /// The record is at another version, or gone.
     Lost,
+}
+
+impl dyn Store {
+    /// Returns the store of bodies.
+    ///
+    /// # Errors
+    ///
+    /// Fails for good if the store has none.
+    pub fn require_bodies(&self) -> Result<&dyn BodyStore, StoreError> {
+        self.bodies().ok_or_else(|| self.lacks("store requests and results of phases"))
+    }
+
+    /// Returns what operators may ask of the store.
+    ///
+    /// # Errors
+    ///
+    /// Fails for good if the store answers no such questions.
+    pub fn require_browse(&self) -> Result<&dyn BrowseStore, StoreError> {
+        self.browse().ok_or_else(|| self.lacks("list records"))
+    }
+
+    /// Returns the store of webhook evidence.
+    ///
+    /// # Errors
+    ///
+    /// Fails for good if the store has none.
+    pub fn require_evidence(&self) -> Result<&dyn EvidenceStore, StoreError> {
+        self.evidence().ok_or_else(|| self.lacks("store webhook evidence"))
+    }
+
+    fn lacks(&self, op: &'static str) -> StoreError {
+        StoreError::lasting(self.facts().name, op, "this store cannot do it").unwritten()
+    }
 }

@@ -14,8 +14,8 @@ use tokio::time::Instant;
 
 use crate::attempt::Attempt;
 use crate::engine::{
-    Arrival, BatchCounts, BecameUnknown, DecidedRequest, Engine, RETRY_AFTER_MIN, Settings, StartError,
-    TenantRate, UnavailableError, retry_after_for_duplicate, run_to_completion,
+    Arrival, BecameUnknown, DecidedRequest, Engine, RETRY_AFTER_MIN, Settings, StartError, TenantRate,
+    UnavailableError, retry_after_for_duplicate, run_to_completion,
 };
 use crate::evidence;
 use crate::identity::IdentitySetting;
@@ -41,7 +41,7 @@ pub(crate) struct Shared {
 }
 
 impl Ibid {
-    /// Starts on a store: agrees on the identity and the fingerprint secret, and begins to batch.
+    /// Starts on a store: agrees on the identity and the fingerprint secret,
     ///
     /// # Errors
     ///
@@ -162,6 +162,10 @@ impl Ibid {
     ///
     /// Returns [`UnavailableError`] if the store does not answer at the end of the wait. An outage within the wait is waited out.
     /// While the store hangs, the wait takes at most `begin_timeout` longer.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future is safe: it only reads.
     pub async fn wait(&self, ask: BeginRequest, up_to: Duration) -> Result<Outcome, UnavailableError> {
         let engine = self.engine();
         let ask = engine.with_fresh_nonce(ask);
@@ -277,11 +281,6 @@ impl Ibid {
         self.engine().waiters.count()
     }
 
-    /// Returns how many batches and changes went to the store so far.
-    pub fn counts(&self) -> BatchCounts {
-        self.engine().batcher.counts()
-    }
-
     /// Returns the tenants that this process has seen lately, highest duplicate rate first; at most `limit`.
     ///
     /// A tenant with fewer than twenty requests comes after the others, whatever its rate: one retry of one request says
@@ -297,6 +296,10 @@ impl Ibid {
 
     /// Waits until no begin is in flight, no attempt lives and no queued finish or release is left. The caller bounds the
     /// wait.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future is safe: the writes that it waits for continue.
     pub async fn settled(&self) {
         self.engine().wait_until_drained().await;
     }
@@ -304,6 +307,6 @@ impl Ibid {
 
 impl std::fmt::Debug for Ibid {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ibid").field("store", &self.store().kind()).finish_non_exhaustive()
+        f.debug_struct("Ibid").field("store", &self.store().facts().name).finish_non_exhaustive()
     }
 }

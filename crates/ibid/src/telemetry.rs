@@ -1,110 +1,9 @@
-//! Names of all metrics and spans, and the functions that record them. No label is a key, a tenant or a path.
-
-use std::sync::Arc;
+//! Names of all metrics and spans. No label is a key, a tenant or a path.
 
 use ibid_core::change::Draft;
-use ibid_core::policy::Profile;
-use ibid_core::proof::IgnoredProof;
 use ibid_core::record::ErrorCode;
 use ibid_core::scope::RecordId;
-use metrics::{Key, Label, Level, Metadata, SharedString, counter, histogram, with_recorder};
-
-/// The result of reserving a request's key, for the counters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReserveOutcome {
-    /// The key is new, and the handler runs.
-    Created,
-    /// The response is stored, and is replayed.
-    Replay,
-    /// Another attempt runs the request.
-    InProgress,
-    /// The key was used with a different request.
-    KeyMisuse,
-    /// The key was released, and the handler runs again.
-    FailedRetry,
-    /// The outcome of the request is unknown.
-    Unknown,
-    /// The record has expired, or its response was not stored.
-    Gone,
-    /// The store did not answer, and nothing was reserved.
-    Unavailable,
-}
-
-impl ReserveOutcome {
-    /// All results, in the order of their declaration.
-    const ALL: [ReserveOutcome; 8] = [
-        ReserveOutcome::Created,
-        ReserveOutcome::Replay,
-        ReserveOutcome::InProgress,
-        ReserveOutcome::KeyMisuse,
-        ReserveOutcome::FailedRetry,
-        ReserveOutcome::Unknown,
-        ReserveOutcome::Gone,
-        ReserveOutcome::Unavailable,
-    ];
-
-    fn metric(self) -> &'static str {
-        match self {
-            ReserveOutcome::Created => RESERVE_CREATED,
-            ReserveOutcome::Replay => RESERVE_REPLAY,
-            ReserveOutcome::InProgress => RESERVE_IN_PROGRESS,
-            ReserveOutcome::KeyMisuse => RESERVE_KEY_MISUSE,
-            ReserveOutcome::FailedRetry => RESERVE_FAILED_RETRY,
-            ReserveOutcome::Unknown => RESERVE_UNKNOWN,
-            ReserveOutcome::Gone => RESERVE_GONE,
-            ReserveOutcome::Unavailable => RESERVE_UNAVAILABLE,
-        }
-    }
-}
-
-/// The reserve counters of one route. Every request increments one of them, so their names and labels are built once.
-#[derive(Clone, Debug)]
-pub struct RouteCounters(Arc<[Key; ReserveOutcome::ALL.len()]>);
-
-impl RouteCounters {
-    /// Builds the counters of a route.
-    pub fn new(route: &Arc<str>, profile: Profile) -> RouteCounters {
-        let labels = || {
-            let route = SharedString::from_shared(route.clone());
-            vec![Label::new("route", route), Label::new("profile", profile_name(profile))]
-        };
-        RouteCounters(Arc::new(
-            ReserveOutcome::ALL.map(|outcome| Key::from_parts(outcome.metric(), labels())),
-        ))
-    }
-
-    /// Counts a request of this route.
-    pub fn count(&self, outcome: ReserveOutcome) {
-        let key = &self.0[outcome as usize];
-        with_recorder(|recorder| recorder.register_counter(key, &METADATA)).increment(1);
-    }
-}
-
-/// Exports the counters of these routes as zero before the first event: `increase()` does not see a counter that first
-/// appears as 1.
-pub fn init_reserve_counters<'a>(routes: impl Iterator<Item = (&'a Arc<str>, Profile)>) {
-    for (route, profile) in routes {
-        for outcome in ReserveOutcome::ALL {
-            let route = SharedString::from_shared(route.clone());
-            counter!(outcome.metric(), "route" => route, "profile" => profile_name(profile)).increment(0);
-        }
-    }
-    for name in [STORE_ERRORS, ZOMBIE_KEYS, RETENTION_PRUNED, NOT_STORED, LATE_ANSWERS] {
-        counter!(name).increment(0);
-    }
-}
-
-/// Counts `requests` that passed a route with optional keys unguarded. With zero it only exports the counter.
-pub fn without_key(route: &Arc<str>, requests: u64) {
-    let route = SharedString::from_shared(route.clone());
-    counter!(WITHOUT_KEY, "route" => route).increment(requests);
-}
-
-/// Records the run time of the handler or upstream, in seconds, and how it ended.
-pub fn record_run(route: &Arc<str>, outcome: &'static str, seconds: f64) {
-    let route = SharedString::from_shared(route.clone());
-    histogram!(RUN_SECONDS, "route" => route, "outcome" => outcome).record(seconds);
-}
+use metrics::{Key, Level, Metadata, SharedString, counter, with_recorder};
 
 /// Counts and logs an outcome that became unknown. The log names the record, its route and its trace, and never a key, a
 /// tenant or a path.
@@ -128,40 +27,21 @@ pub(crate) fn became_unknown(id: &RecordId, draft: &Draft) {
     counter!(UNKNOWN, "route" => route, "cause" => cause).increment(1);
 }
 
-/// Counts an `Ibid-Outcome` that was ignored.
-pub fn outcome_ignored(route: &Arc<str>, why: IgnoredProof) {
-    let route = SharedString::from_shared(route.clone());
-    counter!(OUTCOME_IGNORED, "route" => route, "why" => why.name()).increment(1);
-}
-
-/// Counts a webhook. The source is a configured name, or `-`.
-pub fn count_hook(source: &str, outcome: &'static str) {
-    counter!(HOOKS, "source" => source.to_owned(), "outcome" => outcome).increment(1);
-}
-
 /// Records the duration of a step, in seconds. Every request records some, so the keys are built once.
-pub fn record_seconds(step: &'static Key, seconds: f64) {
+pub(crate) fn record_seconds(step: &'static Key, seconds: f64) {
     with_recorder(|recorder| recorder.register_histogram(step, &METADATA)).record(seconds);
 }
 
 /// The origin of these metrics, for the recorder.
-static METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
+pub(crate) static METADATA: Metadata<'static> =
+    Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
 
 /// Key of the histogram of begins.
-pub static BEGIN_TOOK: Key = Key::from_static_name(BEGIN_SECONDS);
+pub(crate) static BEGIN_TOOK: Key = Key::from_static_name(BEGIN_SECONDS);
 /// Key of the histogram of finishes.
-pub static FINISH_TOOK: Key = Key::from_static_name(FINISH_SECONDS);
+pub(crate) static FINISH_TOOK: Key = Key::from_static_name(FINISH_SECONDS);
 /// Key of the histogram of duplicates that wait.
-pub static WAIT_TOOK: Key = Key::from_static_name(WAIT_SECONDS);
-
-/// Returns the name of a profile in labels and configuration.
-pub fn profile_name(profile: Profile) -> &'static str {
-    match profile {
-        Profile::Ietf => "ietf",
-        Profile::Stripe => "stripe",
-        Profile::Repeatability => "repeatability",
-    }
-}
+pub(crate) static WAIT_TOOK: Key = Key::from_static_name(WAIT_SECONDS);
 
 /// Span of a guarded request as a whole, in its client's trace.
 pub const SPAN_REQUEST: &str = "ibid.request";
@@ -178,173 +58,77 @@ pub const SPAN_REPLY: &str = "ibid.reply";
 /// Span of one try of an effect by a worker.
 pub const SPAN_EFFECT: &str = "ibid.effect";
 
-/// New keys that ran.
-pub const RESERVE_CREATED: &str = "ibid_reserve_created_total";
-/// Retries that got the stored response.
-pub const RESERVE_REPLAY: &str = "ibid_reserve_replay_total";
-/// Duplicates of a running request.
-pub const RESERVE_IN_PROGRESS: &str = "ibid_reserve_in_progress_total";
-/// Keys that were used with a different request.
-pub const RESERVE_KEY_MISUSE: &str = "ibid_reserve_key_misuse_total";
-/// Released keys that ran again.
-pub const RESERVE_FAILED_RETRY: &str = "ibid_reserve_failed_retry_total";
-/// Retries of a request whose outcome is unknown.
-pub const RESERVE_UNKNOWN: &str = "ibid_reserve_unknown_total";
-/// Retries of an expired key, or of a request whose response was not stored.
-pub const RESERVE_GONE: &str = "ibid_reserve_gone_total";
-/// Requests that were refused because the store did not answer.
-pub const RESERVE_UNAVAILABLE: &str = "ibid_reserve_unavailable_total";
-/// Requests without a key that passed unguarded.
-pub const WITHOUT_KEY: &str = "ibid_without_key_total";
-/// Store calls that failed.
-pub const STORE_ERRORS: &str = "ibid_store_errors_total";
-/// Leases of attempts that lapsed.
-pub const ZOMBIE_KEYS: &str = "ibid_zombie_keys_total";
-/// Rows that the reaper removed.
-pub const RETENTION_PRUNED: &str = "ibid_retention_pruned_total";
-/// Responses sent although their record was not written in time.
-pub const NOT_STORED: &str = "ibid_answers_not_stored_total";
-/// Results that arrived after their record had changed without them.
-pub const LATE_ANSWERS: &str = "ibid_late_answers_total";
-/// Outcomes that became unknown.
-pub const UNKNOWN: &str = "ibid_unknown_total";
-/// Unknown outcomes that expired after `unknown_retention`.
-pub const UNKNOWN_EXPIRED: &str = "ibid_unknown_expired_total";
-/// `Ibid-Outcome` fields that were ignored.
-pub const OUTCOME_IGNORED: &str = "ibid_outcome_ignored_total";
-/// Effects put into the outbox.
-pub const EFFECTS_ENQUEUED: &str = "ibid_effects_enqueued_total";
-/// Effects that were carried out.
-pub const EFFECTS_DONE: &str = "ibid_effects_done_total";
-/// Tries of effects that are followed by another.
-pub const EFFECTS_RETRIED: &str = "ibid_effects_retried_total";
-/// Effects that became dead letters.
-pub const EFFECTS_DEAD: &str = "ibid_effects_dead_total";
-/// Claims on effects that were lost to another worker.
-pub const EFFECTS_LOST: &str = "ibid_effects_lost_total";
-/// Webhooks by source and outcome.
-pub const HOOKS: &str = "ibid_hooks_total";
-/// Lookups of unknown records.
-pub const RECONCILE_SCHEDULED: &str = "ibid_reconcile_scheduled_total";
-/// Lookups that settled their record.
-pub const RECONCILE_RESOLVED: &str = "ibid_reconcile_resolved_total";
-/// Lookups that gave no result.
-pub const RECONCILE_FAILED: &str = "ibid_reconcile_failed_total";
-/// Number of records by state.
-pub const RECORDS: &str = "ibid_records";
-/// Records and effects that need an operator, by kind.
-pub const DEAD_LETTERS: &str = "ibid_dead_letters";
-/// Age of the oldest unknown outcome.
-pub const OLDEST_UNKNOWN: &str = "ibid_oldest_unknown_seconds";
-/// State of the circuit breaker: 1 while begins are refused because the store does not answer.
-pub const BREAKER_OPEN: &str = "ibid_breaker_open";
-/// Tenants that send more duplicates than is allowed.
-pub const TENANTS_ABOVE: &str = "ibid_tenants_above_duplicate_rate";
-/// Unix time of a chore's last success.
-pub const CHORE_LAST_RUN: &str = "ibid_chore_last_run_seconds";
-/// Differences between our ledger and a provider's, as of the last comparison.
-pub const LEDGER_DIFFERENCES: &str = "ibid_ledger_differences";
-/// Used part of a gateway limit.
-pub const LIMIT_USED: &str = "ibid_limit_used";
-/// Value of a gateway limit.
-pub const LIMIT_MAX: &str = "ibid_limit_max";
-/// Number of times that a gateway limit was reached.
-pub const LIMIT_REACHED: &str = "ibid_limit_reached_total";
-/// Duration of a begin.
-pub const BEGIN_SECONDS: &str = "ibid_begin_seconds";
-/// Duration of a finish.
-pub const FINISH_SECONDS: &str = "ibid_finish_seconds";
-/// Duration of a duplicate's wait.
-pub const WAIT_SECONDS: &str = "ibid_wait_seconds";
-/// Run time of the handler or upstream.
-pub const RUN_SECONDS: &str = "ibid_run_seconds";
+/// Declares each metric as a constant with its name, and all of them in [`METRICS`].
+macro_rules! metrics {
+    ($($id:ident = $name:literal, $kind:literal, $meaning:literal;)*) => {
+        $(#[doc = $meaning] pub const $id: &str = $name;)*
 
-/// Name, kind and meaning of every metric, for the reference page and the exporter.
-pub const METRICS: &[(&str, &str, &str)] = &[
-    (RESERVE_CREATED, "counter", "new keys that ran"),
-    (RESERVE_REPLAY, "counter", "retries that got the stored response"),
-    (RESERVE_IN_PROGRESS, "counter", "duplicates of a running request that got 409 or 202"),
-    (RESERVE_KEY_MISUSE, "counter", "keys that were used with a different request (422)"),
-    (RESERVE_FAILED_RETRY, "counter", "released keys that ran again"),
-    (RESERVE_UNKNOWN, "counter", "retries of a request whose outcome is unknown"),
-    (RESERVE_GONE, "counter", "retries of an expired key, or of a request whose response was not stored"),
-    (RESERVE_UNAVAILABLE, "counter", "requests refused because their key could not be reserved (503)"),
-    (WITHOUT_KEY, "counter", "requests without a key that passed unguarded, by route"),
-    (STORE_ERRORS, "counter", "store calls that failed"),
-    (ZOMBIE_KEYS, "counter", "leases that lapsed"),
-    (RETENTION_PRUNED, "counter", "rows removed after retention and tombstone"),
-    (NOT_STORED, "counter", "responses sent although their record could not be written within finish_wait"),
-    (
-        LATE_ANSWERS,
-        "counter",
-        "results of an attempt, an effect or a webhook that arrived after their record had changed without them",
-    ),
-    (
-        UNKNOWN,
-        "counter",
-        "outcomes that became unknown, by route and cause: timed_out, reset, status_500 and so on, lapsed, effect_dead",
-    ),
-    (UNKNOWN_EXPIRED, "counter", "unknown outcomes that expired after unknown_retention, by route"),
-    (
-        OUTCOME_IGNORED,
-        "counter",
-        "`Ibid-Outcome` fields of the upstream that were ignored, by route and why: unknown_value, repeated, retried, trailer",
-    ),
-    (EFFECTS_ENQUEUED, "counter", "effects put into the outbox"),
-    (EFFECTS_DONE, "counter", "effects carried out"),
-    (EFFECTS_RETRIED, "counter", "tries of an effect that did not carry it out and are followed by another"),
-    (EFFECTS_DEAD, "counter", "effects that ended dead, or unknown with no lookup left"),
-    (
-        EFFECTS_LOST,
-        "counter",
-        "claims on an effect that were lost to another process; the result was not recorded",
-    ),
-    (
-        HOOKS,
-        "counter",
-        "webhooks, by source and outcome: accepted, early, premature, stale, known, contradicts, duplicate, ignored, \
-         unreadable, refused, failed",
-    ),
-    (RECONCILE_SCHEDULED, "counter", "lookups of the outcome of an unknown record"),
-    (RECONCILE_RESOLVED, "counter", "lookups after which the outcome was known"),
-    (
-        RECONCILE_FAILED,
-        "counter",
-        "lookups without a result: no answer, or one that says neither executed nor not executed",
-    ),
-    (RECORDS, "gauge", "records, by state"),
-    (
-        DEAD_LETTERS,
-        "gauge",
-        "records and effects that need an operator, by kind: records, effects. A record counts from when its outcome \
-         became unknown; lists show it once its attempt's time (upstream_timeout and linger) is over",
-    ),
-    (
-        OLDEST_UNKNOWN,
-        "gauge",
-        "seconds since the run whose outcome is unknown for longest began, 0 if no outcome is unknown",
-    ),
-    (BREAKER_OPEN, "gauge", "1 while begins are refused because the store does not answer"),
-    (
-        TENANTS_ABOVE,
-        "gauge",
-        "tenants whose share of duplicates is above the limit (`upkeep.duplicate_percent`), as seen by this process",
-    ),
-    (CHORE_LAST_RUN, "gauge", "Unix time at which a chore last succeeded, by chore"),
-    (
-        LEDGER_DIFFERENCES,
-        "gauge",
-        "differences from a provider's ledger in the last comparison, by source and kind",
-    ),
-    (LIMIT_USED, "gauge", "used part of a gateway limit, by limit: the key of `[server]` that sets it"),
-    (LIMIT_MAX, "gauge", "value of a gateway limit, fitted to the limit of open files, by limit"),
-    (
-        LIMIT_REACHED,
-        "counter",
-        "how often a gateway limit refused or ended something or made it wait, by limit",
-    ),
-    (BEGIN_SECONDS, "histogram", "duration of a begin"),
-    (FINISH_SECONDS, "histogram", "duration of a finish"),
-    (WAIT_SECONDS, "histogram", "time that a duplicate waited"),
-    (RUN_SECONDS, "histogram", "run time of the handler or upstream, by route and by how it ended"),
-];
+        /// Name, kind and meaning of every metric, for the reference page and the exporter.
+        pub const METRICS: &[(&str, &str, &str)] = &[$(($id, $kind, $meaning)),*];
+    };
+}
+
+metrics! {
+    RESERVE_CREATED = "ibid_reserve_created_total", "counter", "new keys that ran";
+    RESERVE_REPLAY = "ibid_reserve_replay_total", "counter", "retries that got the stored response";
+    RESERVE_IN_PROGRESS = "ibid_reserve_in_progress_total", "counter", "duplicates of a running request that got 409 or 202";
+    RESERVE_KEY_MISUSE = "ibid_reserve_key_misuse_total", "counter", "keys that were used with a different request (422)";
+    RESERVE_FAILED_RETRY = "ibid_reserve_failed_retry_total", "counter", "released keys that ran again";
+    RESERVE_UNKNOWN = "ibid_reserve_unknown_total", "counter", "retries of a request whose outcome is unknown";
+    RESERVE_GONE = "ibid_reserve_gone_total", "counter",
+        "retries of an expired key, or of a request whose response was not stored";
+    RESERVE_UNAVAILABLE = "ibid_reserve_unavailable_total", "counter",
+        "requests refused because their key could not be reserved (503)";
+    WITHOUT_KEY = "ibid_without_key_total", "counter", "requests without a key that passed unguarded, by route";
+    STORE_ERRORS = "ibid_store_errors_total", "counter", "store calls that failed";
+    ZOMBIE_KEYS = "ibid_zombie_keys_total", "counter", "leases that lapsed";
+    RETENTION_PRUNED = "ibid_retention_pruned_total", "counter", "rows removed after retention and tombstone";
+    NOT_STORED = "ibid_answers_not_stored_total", "counter",
+        "responses sent although their record could not be written within finish_wait";
+    LATE_ANSWERS = "ibid_late_answers_total", "counter",
+        "results of an attempt, an effect or a webhook that arrived after their record had changed without them";
+    UNKNOWN = "ibid_unknown_total", "counter",
+        "outcomes that became unknown, by route and cause: timed_out, reset, status_500 and so on, lapsed, \
+         effect_dead";
+    UNKNOWN_EXPIRED = "ibid_unknown_expired_total", "counter",
+        "unknown outcomes that expired after unknown_retention, by route";
+    OUTCOME_IGNORED = "ibid_outcome_ignored_total", "counter",
+        "`Ibid-Outcome` fields of the upstream that were ignored, by route and why: unknown_value, repeated, \
+         retried, trailer";
+    EFFECTS_ENQUEUED = "ibid_effects_enqueued_total", "counter", "effects put into the outbox";
+    EFFECTS_DONE = "ibid_effects_done_total", "counter", "effects carried out";
+    EFFECTS_RETRIED = "ibid_effects_retried_total", "counter",
+        "tries of an effect that did not carry it out and are followed by another";
+    EFFECTS_DEAD = "ibid_effects_dead_total", "counter", "effects that ended dead, or unknown with no lookup left";
+    EFFECTS_LOST = "ibid_effects_lost_total", "counter",
+        "claims on an effect that were lost to another process; the result was not recorded";
+    HOOKS = "ibid_hooks_total", "counter",
+        "webhooks, by source and outcome: accepted, early, premature, stale, known, contradicts, duplicate, \
+         ignored, unreadable, refused, failed";
+    RECONCILE_SCHEDULED = "ibid_reconcile_scheduled_total", "counter", "lookups of the outcome of an unknown record";
+    RECONCILE_RESOLVED = "ibid_reconcile_resolved_total", "counter", "lookups after which the outcome was known";
+    RECONCILE_FAILED = "ibid_reconcile_failed_total", "counter",
+        "lookups without a result: no answer, or one that says neither executed nor not executed";
+    RECORDS = "ibid_records", "gauge", "records, by state";
+    DEAD_LETTERS = "ibid_dead_letters", "gauge",
+        "records and effects that need an operator, by kind: records, effects. A record counts from when its \
+         outcome became unknown; lists show it once its attempt's time (upstream_timeout and linger) is over";
+    OLDEST_UNKNOWN = "ibid_oldest_unknown_seconds", "gauge",
+        "seconds since the run whose outcome is unknown for longest began, 0 if no outcome is unknown";
+    REAP_BEHIND = "ibid_reap_behind_seconds", "gauge",
+        "seconds by which the reaper is behind: the age of the oldest row that it could have removed";
+    BREAKER_OPEN = "ibid_breaker_open", "gauge", "1 while begins are refused because the store does not answer";
+    TENANTS_ABOVE = "ibid_tenants_above_duplicate_rate", "gauge",
+        "tenants whose share of duplicates is above the limit (`upkeep.duplicate_percent`), as seen by this process";
+    CHORE_LAST_RUN = "ibid_chore_last_run_seconds", "gauge", "Unix time at which a chore last succeeded, by chore";
+    LEDGER_DIFFERENCES = "ibid_ledger_differences", "gauge",
+        "differences from a provider's ledger in the last comparison, by source and kind";
+    LIMIT_USED = "ibid_limit_used", "gauge", "used part of a gateway limit, by limit: the key of `[server]` that sets it";
+    LIMIT_MAX = "ibid_limit_max", "gauge", "value of a gateway limit, fitted to the limit of open files, by limit";
+    LIMIT_REACHED = "ibid_limit_reached_total", "counter",
+        "how often a gateway limit refused or ended something or made it wait, by limit";
+    BEGIN_SECONDS = "ibid_begin_seconds", "histogram", "duration of a begin";
+    FINISH_SECONDS = "ibid_finish_seconds", "histogram", "duration of a finish";
+    WAIT_SECONDS = "ibid_wait_seconds", "histogram", "time that a duplicate waited";
+    RUN_SECONDS = "ibid_run_seconds", "histogram", "run time of the handler or upstream, by route and by how it ended";
+}

@@ -18,6 +18,7 @@ use ibid_core::machine::{
 };
 use ibid_core::policy::{AfterExpiry, AnswerRule, OnLapse, OnServerError, Policy, Reconcile};
 use ibid_core::record::{ErrorCode, Nonce, Record, State, Version};
+use ibid_core::response::SavedResponse;
 use ibid_core::time::Timestamp;
 use ibid_testkit::story::{StoryStore, act, answer, ask};
 use proptest::prelude::*;
@@ -209,7 +210,7 @@ struct Upstream {
 #[derive(Default)]
 struct Watch {
     versions: HashMap<Version, Draft>,
-    answers: HashMap<Nonce, Option<Bytes>>,
+    answers: HashMap<Nonce, Option<SavedResponse>>,
     given_up: HashSet<Nonce>,
     /// Latest time that the store's clock ever showed: a record that was read as expired stays so if the clock steps
     /// back.
@@ -707,7 +708,7 @@ impl World {
                 if after.record.flags.owed {
                     self.upstream.effects.entry(after.record.birth).or_insert(false);
                 }
-                self.watch.check(before.as_ref().map(|b| &*b.record), &after.record, after.answer, op, now);
+                self.watch.check(before.as_ref().map(|b| &*b.record), &after.record, after.response, op, now);
             }
         }
         commit
@@ -825,7 +826,7 @@ impl Watch {
         &mut self,
         before: Option<&Record>,
         after: &Record,
-        response: Option<Bytes>,
+        response: Option<SavedResponse>,
         op: &Op,
         now: Timestamp,
     ) {
@@ -991,9 +992,13 @@ impl Op {
             Op::NotExecuted(begun, nonce) => Event::NotExecuted { begun, nonce: *nonce, why },
             Op::Uncertain(begun, nonce) => Event::Uncertain { begun, nonce: *nonce, why: ErrorCode::Broken },
             Op::Owes(begun, nonce) => Event::Owes { begun, nonce: *nonce },
-            Op::Phase(begun, nonce, point, result) => {
-                Event::Phase { begun, nonce: *nonce, step: PhaseStep { point: *point, phases: 1 }, result }
-            }
+            Op::Phase(begun, nonce, point, result) => Event::Phase {
+                begun,
+                nonce: *nonce,
+                step: PhaseStep { point: *point, phases: 1 },
+                name: "work",
+                result,
+            },
             Op::Claim(nonce) => Event::Claim { nonce: *nonce },
             Op::Lapsed(nonce, careful) => Event::Lapsed { nonce: *nonce, careful: *careful },
             Op::Resume(nonce, careful) => Event::Resume { nonce: *nonce, careful: *careful },
@@ -1016,27 +1021,37 @@ fn is_strict(policy: &Policy) -> bool {
 }
 
 fn policies() -> [Policy; POLICIES] {
-    let plain = Policy {
-        lease: Duration::from_secs(LEASE),
-        retention: Duration::from_secs(RETENTION),
-        pending_deadline: Duration::from_secs(2 * LEASE),
-        upstream_timeout: Duration::from_secs(UPSTREAM),
-        reconcile: Some(Reconcile::new(Duration::from_secs(SETTLE), 4)),
-        ..Policy::default()
-    };
+    let plain = Policy::default().with(|policy| {
+        policy.lease = Duration::from_secs(LEASE);
+        policy.retention = Duration::from_secs(RETENTION);
+        policy.pending_deadline = Duration::from_secs(2 * LEASE);
+        policy.upstream_timeout = Duration::from_secs(UPSTREAM);
+        policy.reconcile = Some(Reconcile::new(Duration::from_secs(SETTLE), 4));
+    });
     let all = [
         plain.clone(),
-        Policy {
-            reconcile: None,
-            tombstone: Duration::from_secs(RETENTION),
-            after_expiry: AfterExpiry::Refuse,
-            ..plain.clone()
-        },
-        Policy { answer: AnswerRule::Async, ..plain.clone() },
-        Policy { on_lapse: OnLapse::Fail, on_server_error: OnServerError::Store, ..plain.clone() },
-        Policy { on_lapse: OnLapse::Retry, max_attempts: 2, ..plain.clone() },
-        Policy { on_lapse: OnLapse::Resume, on_server_error: OnServerError::Retry, ..plain.clone() },
-        Policy { on_lapse: OnLapse::Retry, answer: AnswerRule::Async, ..plain },
+        plain.clone().with(|policy| {
+            policy.reconcile = None;
+            policy.tombstone = Duration::from_secs(RETENTION);
+            policy.after_expiry = AfterExpiry::Refuse;
+        }),
+        plain.clone().with(|policy| policy.answer = AnswerRule::Async),
+        plain.clone().with(|policy| {
+            policy.on_lapse = OnLapse::Fail;
+            policy.on_server_error = OnServerError::Store;
+        }),
+        plain.clone().with(|policy| {
+            policy.on_lapse = OnLapse::Retry;
+            policy.max_attempts = 2;
+        }),
+        plain.clone().with(|policy| {
+            policy.on_lapse = OnLapse::Resume;
+            policy.on_server_error = OnServerError::Retry;
+        }),
+        plain.with(|policy| {
+            policy.on_lapse = OnLapse::Retry;
+            policy.answer = AnswerRule::Async;
+        }),
     ];
     for policy in &all {
         assert_eq!(policy.check(), Ok(()));

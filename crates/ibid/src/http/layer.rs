@@ -19,6 +19,7 @@ use http_body::Body;
 use ibid_core::policy::{BindRule, Policy, Profile};
 use ibid_core::refusal::Refusal;
 use ibid_core::scope::Operation;
+use ibid_core::store::Tiers;
 use tower_layer::Layer;
 use tower_service::Service;
 use tracing::Instrument;
@@ -33,12 +34,11 @@ use super::resume::Resumer;
 use super::routes::{Routes, Ruling, upper_case};
 use super::without_key::KeysElsewhere;
 use super::{
-    MissingIdentityError, PrincipalSource, TenantSource, guarded_request, method_override, original_uri,
-    pages, proof, trace,
+    MissingIdentityError, PrincipalSource, TenantSource, counters, guarded_request, method_override,
+    original_uri, pages, proof, trace,
 };
 use crate::ibid::Ibid;
 use crate::identity::IdentitySetting;
-use crate::telemetry;
 
 /// Wraps a service in an [`IdempotencyService`], which executes each guarded request once.
 ///
@@ -128,12 +128,16 @@ impl IdempotencyLayer {
     ///
     /// # Panics
     ///
-    /// Panics if `ibid` was started with an identity that is not the routes' own: give [`Routes::identity`] to `Ibid::start`.
+    /// Panics if `ibid` was started with an identity that is not the routes' own (give [`Routes::identity`] to `Ibid::start`),
+    /// or if a route needs what the store lacks ([`Routes::check_store`]).
     pub fn with_routes(ibid: Ibid, tenants: TenantSource, routes: Routes) -> IdempotencyLayer {
         let previous = PreviousRoutes::new(ibid.previous_identities());
         assert_identity(&ibid, &routes);
-        telemetry::init_reserve_counters(routes.guarded_patterns());
-        routes.with_optional_keys().for_each(|route| telemetry::without_key(route, 0));
+        if let Err(error) = routes.check_store(Tiers::of(&**ibid.store())) {
+            panic!("{error}");
+        }
+        counters::init_reserve_counters(routes.guarded_patterns());
+        routes.with_optional_keys().for_each(|route| counters::without_key(route, 0));
         IdempotencyLayer {
             shared: Arc::new(Shared {
                 ibid,
@@ -161,9 +165,14 @@ impl IdempotencyLayer {
     ///
     /// # Errors
     ///
-    /// Fails if a hook names a route that does not exist, or effects while the store has no outbox.
+    /// Fails if a hook names a route that does not exist, if the store keeps no evidence, or if a hook is about effects while
+    /// the store has no outbox.
     pub fn hooks(self, hooks: Vec<Hook>) -> Result<IdempotencyLayer, HookError> {
         let hooks = Hooks::new(hooks, &self.shared.routes)?;
+        if let Some(name) = hooks.any().filter(|_| self.shared.ibid.store().evidence().is_none()) {
+            let problem = "needs a store that keeps webhook evidence";
+            return Err(HookError { hook: name.to_owned(), problem });
+        }
         if let Some(name) = hooks.of_effects().filter(|_| self.shared.ibid.store().sql().is_none()) {
             let problem = "speaks of effects, and the store has no outbox";
             return Err(HookError { hook: name.to_owned(), problem });

@@ -8,7 +8,7 @@ use ibid_core::machine::{self, Event, Observation, ObservedBy, Verdict};
 use ibid_core::operator_action::OperatorAction;
 use ibid_core::record::{Nonce, Version};
 use ibid_core::scope::RecordId;
-use ibid_core::store::{RecordFilter, StoreError};
+use ibid_core::store::{Cursor, RecordFilter, StoreError};
 use ibid_core::time::Timestamp;
 
 use super::{Operator, OperatorError};
@@ -48,7 +48,7 @@ pub struct BulkPreview {
     /// Number of matching records that the action cannot change.
     pub left_alone: u64,
     /// The cursor of the next preview, if more records match.
-    pub next: Option<RecordId>,
+    pub next: Option<Cursor>,
 }
 
 /// A record at the version that the operator saw.
@@ -73,7 +73,7 @@ impl Operator {
     ) -> Result<BulkPreview, StoreError> {
         // The decision does not depend on who acts, so a placeholder will do.
         let act = OperatorAction::new("preview", "a preview").expect("a name and a reason");
-        let page = self.find(RecordFilter { limit: filter.limit.min(BULK_MAX), ..filter }).await?;
+        let page = self.find(filter.with(|filter| filter.limit = filter.limit.min(BULK_MAX))).await?;
         let matching = page.records.len();
         let changes = |stored: &StoredRecord| {
             let event = action.event(Nonce(0), stored.now, &act);

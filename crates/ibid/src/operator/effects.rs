@@ -5,9 +5,8 @@ use ibid_core::change::{History, HistoryKind as Line};
 use ibid_core::effect::{EffectFilter, StoredEffect};
 use ibid_core::machine::EffectEvent;
 use ibid_core::operator_action::OperatorAction;
-use ibid_core::scope::RecordId;
 use ibid_core::sql::{SqlError, SqlTx};
-use ibid_core::store::{RecordFilter, SqlStore};
+use ibid_core::store::{Cursor, RecordFilter, SqlStore};
 use tokio::time::Instant;
 
 use super::{Operator, OperatorError, RecordList};
@@ -82,7 +81,7 @@ impl Operator {
     ) -> Result<(Vec<StoredEffect>, Option<i64>), OperatorError> {
         let limit = filter.limit as usize;
         // One more than asked for tells whether there are more.
-        let wider = EffectFilter { limit: filter.limit.saturating_add(1), ..filter };
+        let wider = filter.with(|filter| filter.limit = filter.limit.saturating_add(1));
         let mut effects = store_tx::list(&*self.store, wider).await?.ok_or(OperatorError::NoOutbox)?;
         let more = effects.len() > limit;
         effects.truncate(limit);
@@ -130,14 +129,21 @@ impl Operator {
     /// Fails if the store cannot be read.
     pub async fn dead_letters(
         &self,
-        records_after: Option<RecordId>,
+        records_after: Option<Cursor>,
         effects_after: i64,
         limit: u32,
     ) -> Result<DeadLetters, OperatorError> {
-        let filter =
-            RecordFilter { dead_letter: true, after: records_after, limit, ..RecordFilter::default() };
+        let filter = RecordFilter::default().with(|filter| {
+            filter.dead_letter = true;
+            filter.after = records_after;
+            filter.limit = limit;
+        });
         let records = self.find(filter).await?;
-        let dead = EffectFilter { dead_letter: true, after: effects_after, limit, ..EffectFilter::default() };
+        let dead = EffectFilter::default().with(|filter| {
+            filter.dead_letter = true;
+            filter.after = effects_after;
+            filter.limit = limit;
+        });
         let (effects, next_effect) = match self.effects(dead).await {
             Err(OperatorError::NoOutbox) => (Vec::new(), None),
             result => result?,

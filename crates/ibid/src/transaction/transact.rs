@@ -79,7 +79,7 @@ impl Attempt {
     /// effect instead.
     ///
     /// ```
-    /// # use ibid::core::{effect::NewEffect, response::Response};
+    /// # use ibid::{Response, outbox::NewEffect};
     /// # use ibid::transaction::{TxResult, rusqlite::Rusqlite};
     /// # async fn pay(mut attempt: ibid::Attempt, db: Rusqlite) -> TxResult {
     /// attempt
@@ -110,23 +110,16 @@ impl Attempt {
     {
         let mut runs = RunLimit::new();
         loop {
-            match self.transact_once(database, &mut work).await {
+            let run = async {
+                let inside = self.inside_owned(database.begin().await?).await?;
+                let (inside, completion) = inside.run(&mut work, TxError::from).await?;
+                inside.held_by(self).complete(completion.into()).await
+            };
+            match run.await {
                 Err(error) => runs.pause_after(error).await?,
                 done => return done,
             }
         }
-    }
-
-    async fn transact_once<D, R, W, F>(&mut self, database: &D, work: &mut W) -> TxResult
-    where
-        D: Database,
-        R: Into<Completion>,
-        W: FnMut(TxHandle<D::Tx>) -> F,
-        F: Future<Output = Result<R, TxError>>,
-    {
-        let inside = self.inside_owned(database.begin().await?).await?;
-        let (inside, completion) = inside.run(work, TxError::from).await?;
-        inside.held_by(self).complete(completion.into()).await
     }
 }
 
@@ -199,6 +192,10 @@ impl<T: OwnedTx> TxHandle<T> {
     /// # Errors
     ///
     /// [`TxError::EffectExists`] if the record has an effect of this name, else the error of the statement.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: the effect may be in the transaction or not. Return an error, so that it is rolled back.
     pub async fn enqueue(&mut self, effect: NewEffect) -> Result<(), TxError> {
         self.open_tx_mut().enqueue(effect).await
     }

@@ -69,6 +69,7 @@ pub struct PostgresStore {
 
 /// How to open a [`PostgresStore`]. Those that a URL may set stand there as parameters and win over these.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct PostgresOptions {
     /// Whether missing tables are made and old ones upgraded; if not, opening is refused unless they are as they
     /// should be.
@@ -82,6 +83,15 @@ pub struct PostgresOptions {
     pub connections_max: usize,
     /// How long a call waits for a connection, before it fails as transient.
     pub connection_wait: Duration,
+}
+
+impl PostgresOptions {
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut PostgresOptions)) -> PostgresOptions {
+        change(&mut self);
+        self
+    }
 }
 
 impl Default for PostgresOptions {

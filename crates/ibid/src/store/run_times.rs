@@ -1,4 +1,5 @@
-//! How long runs took, out of records that a store kept: for whoever chooses a lease. Pure: rows in, figures out.
+//! Run times of recent requests, computed from stored records, so that `ibid doctor` can compare them with the lease. Pure: rows
+//! in, figures out.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,24 +7,24 @@ use std::time::Duration;
 use ibid_core::policy::Policy;
 use ibid_core::record::{Flags, RecordDetails, State};
 
-/// Runs under one set of rules.
+/// Run times under one policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Runs {
-    /// One of the operations that they were of: records do not keep the route's pattern.
+pub struct RunTimes {
+    /// One of the operations: records do not keep the route's pattern.
     pub example: String,
-    /// Whether there were others.
+    /// Whether there were other operations.
     pub has_others: bool,
-    /// How many were looked at.
+    /// Number of runs.
     pub count: u64,
-    /// All but one in a hundred took no longer.
+    /// The 99th percentile of their times.
     pub p99: Duration,
-    /// The lease that they had.
+    /// Lease of the policy.
     pub lease: Duration,
 }
 
-/// What is read of one record.
+/// The columns of one record that run times are computed from.
 #[derive(Debug)]
-pub(super) struct Row {
+pub(super) struct RunRow {
     pub(super) policy: i64,
     pub(super) state: u8,
     pub(super) flags: u8,
@@ -31,33 +32,34 @@ pub(super) struct Row {
     pub(super) completed_at: Option<i64>,
     pub(super) method: String,
     pub(super) path: String,
-    pub(super) note: Vec<u8>,
+    /// Details as JSON; `None` if all have their defaults.
+    pub(super) note: Option<String>,
 }
 
-/// The policies of a store, and which records tell how long runs under them take.
+/// The policies of a store, by number.
 #[derive(Debug)]
-pub(super) struct Sampling(BTreeMap<i64, Policy>);
+pub(super) struct RunSampler(BTreeMap<i64, Policy>);
 
-impl Sampling {
-    /// Of these policies. What can't be read is of a later ibid, and left out.
-    pub(super) fn of(policies: impl IntoIterator<Item = (i64, Vec<u8>)>) -> Sampling {
+impl RunSampler {
+    /// Creates a sampler. A policy that can't be read is of a later version, and left out.
+    pub(super) fn of(policies: impl IntoIterator<Item = (i64, Vec<u8>)>) -> RunSampler {
         let read = |(number, data): (i64, Vec<u8>)| Some((number, Policy::from_bytes(&data)?));
-        Sampling(policies.into_iter().filter_map(read).collect())
+        RunSampler(policies.into_iter().filter_map(read).collect())
     }
 
-    /// How long after its completion an answer goes, in microseconds; each value once. Those of them that completed last
-    /// (on PostgreSQL: were begun last) are the last to go: the index that the reaper reads finds them.
-    pub(super) fn kept_for(&self) -> Vec<i64> {
+    /// Returns the retentions of the policies in microseconds, each once. Of the records of one retention, those that were
+    /// begun last are the last in the reaper's index, where PostgreSQL finds them.
+    pub(super) fn retentions(&self) -> Vec<i64> {
         let kept = |policy: &Policy| i64::try_from(policy.retention.as_micros()).unwrap_or(i64::MAX);
         let mut all: Vec<i64> = self.0.values().map(kept).collect();
         all.sort_unstable();
         all.dedup();
-        all.truncate(KEPT_MAX);
+        all.truncate(RETENTIONS_MAX);
         all
     }
 
-    /// The figures, one for each policy that there are runs of. A record may be given twice.
-    pub(super) fn figures(&self, rows: Vec<Row>) -> Vec<Runs> {
+    /// Computes the figures of each policy that has runs. A record may be given twice.
+    pub(super) fn figures(&self, rows: Vec<RunRow>) -> Vec<RunTimes> {
         let mut by_policy: BTreeMap<i64, BTreeMap<(String, String, i64), i64>> = BTreeMap::new();
         for row in rows {
             if let Some((ran_at, took)) = self.took(&row) {
@@ -71,7 +73,7 @@ impl Sampling {
             took.sort_unstable();
             // The nearest rank: of fewer than a hundred, the longest.
             let rank = (took.len() * 99).div_ceil(100);
-            Some(Runs {
+            Some(RunTimes {
                 example: format!("{} {}", first.0, first.1),
                 has_others: (&first.0, &first.1) != (&last.0, &last.1),
                 count: took.len() as u64,
@@ -82,11 +84,11 @@ impl Sampling {
         by_policy.into_iter().filter_map(figure).collect()
     }
 
-    /// When it ran and for how long, if it ran once and to its end. What lapsed, was reconciled or was owed by an effect
-    /// took as long as others took to notice; so did what seems to have run for longer than it may.
-    fn took(&self, row: &Row) -> Option<(i64, i64)> {
+    /// Returns when a record ran and for how long, if it ran once and to its end. A record that lapsed, was reconciled or waited for
+    /// an effect took as long as upkeep took to notice; so did one that seems to have run for longer than `max_run`.
+    fn took(&self, row: &RunRow) -> Option<(i64, i64)> {
         let flags = Flags::from_bits(row.flags);
-        let note = RecordDetails::from_bytes(&row.note)?;
+        let note = RecordDetails::from_json(row.note.as_deref(), None)?;
         let took = row.completed_at?.checked_sub(row.ran_at?)?;
         let max = i64::try_from(self.0.get(&row.policy)?.max_run.as_micros()).unwrap_or(i64::MAX);
         let counts = row.state == State::Completed.code()
@@ -98,10 +100,10 @@ impl Sampling {
     }
 }
 
-/// A store has one or two periods; past this somebody makes new ones all the time.
-const KEPT_MAX: usize = 16;
+/// A store has one or two retentions; a program with more makes them up.
+const RETENTIONS_MAX: usize = 16;
 
-/// Records that are looked at for each period: enough for a p99, and some milliseconds' work.
+/// Records that are looked at, on PostgreSQL for each retention: enough for a p99, and some milliseconds' work.
 pub(super) const SAMPLE_MAX: i64 = 2000;
 
 /// Policies that are looked at.
@@ -111,8 +113,8 @@ pub(super) const POLICIES_MAX: i64 = 256;
 mod tests {
     use super::*;
 
-    fn row(path: &str, took_ms: i64) -> Row {
-        Row {
+    fn row(path: &str, took_ms: i64) -> RunRow {
+        RunRow {
             policy: 7,
             state: State::Completed.code(),
             flags: 0,
@@ -120,40 +122,40 @@ mod tests {
             completed_at: Some(took_ms + took_ms * 1000),
             method: "POST".to_owned(),
             path: path.to_owned(),
-            note: RecordDetails::default().to_bytes(),
+            note: None,
         }
     }
 
-    fn sampling() -> Sampling {
-        Sampling::of([(7, Policy::default().to_bytes()), (8, b"later".to_vec())])
+    fn sampler() -> RunSampler {
+        RunSampler::of([(7, Policy::default().to_bytes()), (8, b"later".to_vec())])
     }
 
     #[test]
-    fn the_p99_is_that_of_runs_that_came_to_their_end_once() {
-        let mut rows: Vec<Row> = (1..=200).map(|ms| row("/a", ms)).collect();
+    fn the_p99_counts_runs_that_ended_at_once() {
+        let mut rows: Vec<RunRow> = (1..=200).map(|ms| row("/a", ms)).collect();
         rows.push(row("/a", 3));
-        rows.push(Row { state: State::Unknown.code(), ..row("/a", 90_000) });
-        rows.push(Row {
-            note: RecordDetails { lapses: 1, ..RecordDetails::default() }.to_bytes(),
+        rows.push(RunRow { state: State::Unknown.code(), ..row("/a", 90_000) });
+        rows.push(RunRow {
+            note: RecordDetails { lapses: 1, ..RecordDetails::default() }.to_json(),
             ..row("/a", 90_001)
         });
-        rows.push(Row { ran_at: None, ..row("/a", 90_002) });
+        rows.push(RunRow { ran_at: None, ..row("/a", 90_002) });
         rows.push(row("/a", 16 * 60_000));
-        rows.push(Row { policy: 9, ..row("/a", 90_003) });
-        let figures = sampling().figures(rows);
+        rows.push(RunRow { policy: 9, ..row("/a", 90_003) });
+        let figures = sampler().figures(rows);
         let Policy { lease, .. } = Policy::default();
         let example = "POST /a".to_owned();
         assert_eq!(
             figures,
-            [Runs { example, has_others: false, count: 200, p99: Duration::from_millis(198), lease }]
+            [RunTimes { example, has_others: false, count: 200, p99: Duration::from_millis(198), lease }]
         );
     }
 
     #[test]
-    fn few_runs_have_their_longest_as_p99_and_none_have_no_figure() {
-        let figures = sampling().figures(vec![row("/a", 5), row("/b", 9)]);
+    fn few_runs_have_their_longest_as_p99() {
+        let figures = sampler().figures(vec![row("/a", 5), row("/b", 9)]);
         assert_eq!((figures[0].p99, figures[0].has_others), (Duration::from_millis(9), true));
-        assert!(sampling().figures(Vec::new()).is_empty());
-        assert_eq!(sampling().kept_for().len(), 1);
+        assert!(sampler().figures(Vec::new()).is_empty());
+        assert_eq!(sampler().retentions().len(), 1);
     }
 }

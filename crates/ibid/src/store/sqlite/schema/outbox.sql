@@ -1,5 +1,5 @@
--- The outbox: calls to the outside still to be made, and what came of them. No foreign key: an effect outlives its
--- record. Its number is never used again, so that whoever has seen one has seen all before it.
+-- The outbox: calls to the outside still to be made, and their results. No foreign key: an effect outlives its
+-- record. Its number is never used again, so that a reader that has seen one has seen all before it.
 create table ibid_effect (
   seq integer primary key autoincrement,
   record blob not null,
@@ -19,13 +19,14 @@ create table ibid_effect (
   aggregate text,                   -- effects of one aggregate are carried out in order
   downstream_key text not null,
   rules blob not null,
-  owes integer not null,            -- 1 if the record's answer waits for it
+  owes integer not null,            -- 1 if the record's response waits for it
   tenant text not null,
   trace text,
   payload blob not null,
   result blob,
   provider_id text,
   last_error text,
+  ended_at integer,                 -- end of the last call with an unknown outcome: "not executed" counts only after it
   unique (record, birth, name)      -- a replay never enqueues a second one; also finds a record's effects
 ) strict;
 

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     fn id(n: u8) -> RecordId {
-        RecordId::from_bytes([n; 32])
+        RecordId::from_bytes([n; RecordId::LEN])
     }
 
     fn lead(joins: &BeginJoins, n: u8) -> BeginLead<'_> {

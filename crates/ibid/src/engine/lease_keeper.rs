@@ -391,7 +391,7 @@ mod tests {
 
     fn record(lease: Duration) -> Arc<Record> {
         let name = contract::TestRecord::fresh();
-        let policy = Arc::new(Policy { lease, ..Policy::default() });
+        let policy = Arc::new(Policy::default().with(|policy| policy.lease = lease));
         let draft = Draft { policy, ..contract::draft(&name, State::InProgress) };
         let change = contract::insert(&name, draft);
         change.applied(Stamp { now: Timestamp::default() }, None).expect("a record")

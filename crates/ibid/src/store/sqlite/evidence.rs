@@ -91,7 +91,8 @@ fn open(
     let found: Vec<(i64, StoredEvidence)> = match which {
         EvidenceQuery::Of(id) => {
             let mut find = connection.prepare_cached(include_str!("sql/evidence_of.sql"))?;
-            find.query_map(params![id.as_bytes(), after, limit], numbered)?.collect::<rusqlite::Result<_>>()?
+            find.query_map(params![id.as_bytes(), after, limit], numbered)?
+                .collect::<rusqlite::Result<_>>()?
         }
         EvidenceQuery::All => {
             let mut find = connection.prepare_cached(include_str!("sql/evidence_open.sql"))?;

@@ -4,7 +4,10 @@ use super::*;
 use crate::request_fixture::ask;
 
 async fn world_for(attempts_max: usize) -> World {
-    let settings = Settings { attempts_max, cache_ttl: Duration::ZERO, ..Settings::default() };
+    let settings = Settings::default().with(|settings| {
+        settings.attempts_max = attempts_max;
+        settings.cache_ttl = Duration::ZERO;
+    });
     world_with(Policy::default(), settings).await
 }
 

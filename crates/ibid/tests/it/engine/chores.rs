@@ -12,13 +12,13 @@ use crate::request_fixture::ask;
 
 #[tokio::test]
 async fn a_sweep_continues_behind_records_that_have_to_wait() {
-    let world = world(Policy { on_lapse: OnLapse::Retry, ..Policy::default() }).await;
+    let world = world(Policy::default().with(|policy| policy.on_lapse = OnLapse::Retry)).await;
     // After a clock jump none of these may be released, for their owners may be alive.
     for n in 0..600 {
         std::mem::forget(world.run(&format!("k{n}")).await);
     }
     world.hands.advance(Duration::from_millis(1));
-    let unknown = Policy { on_lapse: OnLapse::Unknown, ..Policy::default() };
+    let unknown = Policy::default().with(|policy| policy.on_lapse = OnLapse::Unknown);
     let begun = world.ibid.begin(ask(&world.ibid, "shop", "last", unknown)).await;
     std::mem::forget(begun.expect("the store answers"));
     world.hands.advance(Duration::from_secs(3600));
@@ -61,7 +61,7 @@ impl OutcomeLookup for LookupOf {
 fn reconciled_by(route: &str) -> Policy {
     let mut rule = Reconcile::new(Duration::from_secs(10), 5);
     rule.route = Some(route.to_owned());
-    Policy { reconcile: Some(rule), ..Policy::default() }
+    Policy::default().with(|policy| policy.reconcile = Some(rule))
 }
 
 #[tokio::test(start_paused = true)]

@@ -133,7 +133,8 @@ async fn joined_begins_outlive_a_lost_reply() {
 async fn joined_begins_do_not_count_against_the_store() {
     let timeout = Duration::from_millis(50);
     let world =
-        world_with(Policy::default(), Settings { begin_timeout: timeout, ..Settings::default() }).await;
+        world_with(Policy::default(), Settings::default().with(|settings| settings.begin_timeout = timeout))
+            .await;
     let first = start_begins(&world, 1).await;
     tokio::time::sleep(timeout / 2).await;
     let sent = world.store.commits();

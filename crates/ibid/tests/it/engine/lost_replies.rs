@@ -11,7 +11,7 @@ async fn wait_for_commits(world: &World, before: usize, more: usize) {
 
 /// Returns a world with a record whose lease has lapsed, and a node that has seen no clock jump.
 async fn lapsed() -> (World, Ibid) {
-    let world = world(Policy { on_lapse: OnLapse::Retry, ..Policy::default() }).await;
+    let world = world(Policy::default().with(|policy| policy.on_lapse = OnLapse::Retry)).await;
     std::mem::forget(world.run("k").await);
     world.hands.advance(world.policy.lease);
     let node = Ibid::start(world.store.clone(), Settings::default()).await.expect("it starts");

@@ -133,7 +133,7 @@ impl Attempt {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future drops `tx`, which rolls it back. The attempt goes on and can use another transaction.
+    /// Dropping the future drops `tx`, which rolls it back. The attempt continues and can use another transaction.
     pub async fn inside<T: OwnedTx>(&mut self, mut tx: T) -> Result<AttemptTx<'_, T>, TxError> {
         match self.lock(&mut tx).await {
             Ok(held) => Ok(AttemptTx::holding(Holder::Lent(self), tx, held)),

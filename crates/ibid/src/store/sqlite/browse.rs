@@ -35,7 +35,7 @@ impl BrowseStore for SqliteStore {
     fn count(&self) -> BoxFuture<'_, Result<RecordCounts, StoreError>> {
         Box::pin(async move {
             self.order_rows().await;
-            self.ask_browser(|reader| reader.read("count", View::count)).await
+            self.ask_browser(|reader| reader.read("count", |view| view.count())).await
         })
     }
 

@@ -3,7 +3,7 @@
 //! Replays and upkeep have four threads. Questions of operators have another one, so that a slow list never delays a replay.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use bytes::Bytes;
@@ -13,6 +13,7 @@ use ibid_core::row::bits;
 use ibid_core::scope::RecordId;
 use ibid_core::store::{Cursor, Page, StoreError};
 use ibid_core::time::Timestamp;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::failure::{spoils_connection, store_error};
@@ -60,9 +61,7 @@ impl Questions {
         let mut waiting = self.lock();
         loop {
             match waiting.questions.pop_front() {
-                None if !waiting.is_closed => {
-                    waiting = self.filled.wait(waiting).unwrap_or_else(PoisonError::into_inner);
-                }
+                None if !waiting.is_closed => self.filled.wait(&mut waiting),
                 next => return next,
             }
         }
@@ -74,8 +73,7 @@ impl Questions {
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
-        // Every step under the lock leaves the queue whole.
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock()
     }
 }
 

@@ -2,7 +2,6 @@
 //! through the layer.
 
 use ibid_core::fingerprint::{BodyRule, Pointer, Recipe};
-use ibid_core::response::Response as Stored;
 
 use super::*;
 

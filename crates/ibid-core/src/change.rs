@@ -266,6 +266,22 @@ impl Change {
         response + self.bodies.iter().map(|body| body.data.len()).sum::<usize>()
     }
 
+    /// Returns the record and its response after the store committed this change at `stamp`; `None` for a change without a
+    /// draft.
+    ///
+    /// `before` is what was stored until then.
+    pub fn stored_after(&self, stamp: Stamp, before: Option<&StoredRecord>) -> Option<StoredRecord> {
+        let record = self.applied(stamp, before.map(|stored| &*stored.record))?;
+        let is_same_generation = |before: &&StoredRecord| {
+            let created = self.draft.as_ref().map(|draft| draft.created);
+            before.record.birth == record.birth && created == Some(InstantChange::Keep)
+        };
+        let old = before.filter(is_same_generation).filter(|_| !self.clears_bodies);
+        let new = self.response.clone().map(SavedResponse::Plain);
+        let response = new.or_else(|| old.and_then(|stored| stored.response.clone()));
+        Some(StoredRecord { record, response, now: stamp.now })
+    }
+
     /// Returns the record after the store committed this change at `stamp`; `None` for a change without a draft.
     ///
     /// `before` is the record that was stored until then.

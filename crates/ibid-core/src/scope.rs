@@ -151,7 +151,7 @@ impl RecordId {
     }
 
     /// Creates the id with these bytes, as a store returned them.
-    pub fn from_bytes(bytes: [u8; RecordId::LEN]) -> RecordId {
+    pub const fn from_bytes(bytes: [u8; RecordId::LEN]) -> RecordId {
         RecordId(bytes)
     }
 

@@ -155,6 +155,15 @@ impl SqlRow {
         self.values.next().ok_or_else(|| SqlError::wrong("a row with more columns"))
     }
 
+    /// Takes the last value, whatever it is: for columns behind those that another function reads.
+    ///
+    /// # Errors
+    ///
+    /// Fails if no value is left.
+    pub fn last(&mut self) -> Result<Value, SqlError> {
+        self.values.next_back().ok_or_else(|| SqlError::wrong("a row with more columns"))
+    }
+
     /// The next value, a number.
     pub fn i64(&mut self) -> Result<i64, SqlError> {
         self.maybe_i64()?.ok_or_else(|| SqlError::wrong("a number"))

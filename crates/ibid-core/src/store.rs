@@ -388,3 +388,36 @@ pub enum RenewOutcome {
     /// The record is at another version, or gone.
     Lost,
 }
+
+impl dyn Store {
+    /// Returns the store of bodies.
+    ///
+    /// # Errors
+    ///
+    /// Fails for good if the store has none.
+    pub fn require_bodies(&self) -> Result<&dyn BodyStore, StoreError> {
+        self.bodies().ok_or_else(|| self.lacks("store requests and results of phases"))
+    }
+
+    /// Returns what operators may ask of the store.
+    ///
+    /// # Errors
+    ///
+    /// Fails for good if the store answers no such questions.
+    pub fn require_browse(&self) -> Result<&dyn BrowseStore, StoreError> {
+        self.browse().ok_or_else(|| self.lacks("list records"))
+    }
+
+    /// Returns the store of webhook evidence.
+    ///
+    /// # Errors
+    ///
+    /// Fails for good if the store has none.
+    pub fn require_evidence(&self) -> Result<&dyn EvidenceStore, StoreError> {
+        self.evidence().ok_or_else(|| self.lacks("store webhook evidence"))
+    }
+
+    fn lacks(&self, op: &'static str) -> StoreError {
+        StoreError::lasting(self.facts().name, op, "this store cannot do it").unwritten()
+    }
+}

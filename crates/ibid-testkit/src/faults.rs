@@ -2,20 +2,18 @@
 //! released. For tests of the code above a store.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use ibid_core::change::{Change, Commit, History, StoredRecord};
-use ibid_core::evidence::{Evidence, EvidenceQuery, EvidenceStore, StoredEvidence};
-use ibid_core::fingerprint::SecretId;
-use ibid_core::reap::{ReapCount, ReapStep, ReapTarget};
+use ibid_core::change::{Change, Commit, StoredRecord};
+use ibid_core::evidence::{EventName, Evidence, EvidenceQuery, EvidenceStore, StoredEvidence};
+use ibid_core::reap::{ReapStep, ReapTarget};
 use ibid_core::record::{Nonce, State, Version};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{
-    BoxFuture, Browse, RecordCounts, RecordFilter, RenewOutcome, SetOutcome, Store, StoreError,
+    BodyStore, BoxFuture, BrowseStore, Cursor, Page, RenewOutcome, SetOutcome, Store, StoreError, StoreFacts,
 };
-use ibid_core::time::Timestamp;
 use tokio::sync::watch;
 
 /// A wrapper around a store that fails on demand.
@@ -24,7 +22,6 @@ pub struct FaultyStore {
     mode: watch::Sender<StoreFault>,
     commits: AtomicUsize,
     bodies: AtomicUsize,
-    apart: AtomicBool,
 }
 
 /// The current behaviour of a [`FaultyStore`].
@@ -53,12 +50,7 @@ impl FaultyStore {
     pub fn new(inner: Arc<dyn Store>) -> Arc<FaultyStore> {
         let mode = watch::channel(StoreFault::None).0;
         let (commits, bodies) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Arc::new(FaultyStore { inner, mode, commits, bodies, apart: AtomicBool::new(false) })
-    }
-
-    /// Makes each batch a separate commit from now on.
-    pub fn commit_apart(&self) {
-        self.apart.store(true, Ordering::SeqCst);
+        Arc::new(FaultyStore { inner, mode, commits, bodies })
     }
 
     /// Sets the behaviour from now on.
@@ -85,38 +77,39 @@ impl FaultyStore {
 }
 
 impl Store for FaultyStore {
-    fn kind(&self) -> &'static str {
-        "faulty"
+    fn facts(&self) -> StoreFacts {
+        StoreFacts { name: "faulty", ..self.inner.facts() }
     }
 
-    fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Result<Vec<Option<StoredRecord>>, StoreError>> {
+    fn load(&self, id: RecordId) -> BoxFuture<'_, Result<Option<StoredRecord>, StoreError>> {
         Box::pin(async move {
             let mut mode = self.mode.subscribe();
             let _ = mode.wait_for(|fault| *fault != StoreFault::HangsReads).await;
             self.check("load")?;
-            self.inner.load(ids).await
+            self.inner.load(id).await
         })
     }
 
-    fn commit(&self, changes: Vec<Arc<Change>>) -> BoxFuture<'_, Vec<Result<Commit, StoreError>>> {
+    fn commit(
+        &self,
+        change: Arc<Change>,
+        send_by: Option<Instant>,
+    ) -> BoxFuture<'_, Result<Commit, StoreError>> {
         Box::pin(async move {
             self.commits.fetch_add(1, Ordering::SeqCst);
             let mut mode = self.mode.subscribe();
             // The sender lives as long as the store, so this waits only for another mode.
             let _ = mode.wait_for(|fault| *fault != StoreFault::Hangs).await;
-            let count = changes.len();
-            let lost = |_| Err(StoreError::transient("faulty", "commit", "no answer"));
-            let no = |_| Err(StoreError::lasting("faulty", "commit", "permission denied"));
-            if *self.mode.borrow() == StoreFault::Refuses {
-                return (0..count).map(no).collect();
-            }
-            match self.check("commit") {
-                Err(_) => (0..count).map(lost).collect(),
-                Ok(()) => {
-                    let loses = *self.mode.borrow() == StoreFault::LosesReplies;
-                    let fates = self.inner.commit(changes).await;
-                    if loses { (0..count).map(lost).collect() } else { fates }
+            let mode = *self.mode.borrow();
+            let lost = || Err(StoreError::transient("faulty", "commit", "no answer"));
+            match mode {
+                StoreFault::Refuses => Err(StoreError::lasting("faulty", "commit", "permission denied")),
+                StoreFault::Down => lost(),
+                StoreFault::LosesReplies => {
+                    let _ = self.inner.commit(change, send_by).await;
+                    lost()
                 }
+                _ => self.inner.commit(change, send_by).await,
             }
         })
     }
@@ -131,49 +124,30 @@ impl Store for FaultyStore {
         })
     }
 
-    fn due(&self, state: State, limit: u32) -> BoxFuture<'_, Result<Vec<StoredRecord>, StoreError>> {
+    fn due(
+        &self,
+        state: State,
+        after: Option<Cursor>,
+        limit: u32,
+    ) -> BoxFuture<'_, Result<Page<StoredRecord>, StoreError>> {
         Box::pin(async move {
             self.check("due")?;
-            self.inner.due(state, limit).await
+            self.inner.due(state, after, limit).await
         })
     }
 
-    fn reap(&self, course: ReapTarget, from: i64, limit: u32) -> BoxFuture<'_, Result<ReapStep, StoreError>> {
+    fn reap(
+        &self,
+        target: ReapTarget,
+        after: Option<Cursor>,
+        limit: u32,
+    ) -> BoxFuture<'_, Result<ReapStep, StoreError>> {
         Box::pin(async move {
             self.check("reap")?;
-            if *self.mode.borrow() == StoreFault::FailsOn(course) {
-                return Err(StoreError::lasting("faulty", "reap", "not this course"));
+            if *self.mode.borrow() == StoreFault::FailsOn(target) {
+                return Err(StoreError::lasting("faulty", "reap", "not this target"));
             }
-            self.inner.reap(course, from, limit).await
-        })
-    }
-
-    fn count_reapable(&self, course: ReapTarget) -> BoxFuture<'_, Result<ReapCount, StoreError>> {
-        self.inner.count_reapable(course)
-    }
-
-    fn find_unknown_secret(
-        &self,
-        known: Vec<SecretId>,
-    ) -> BoxFuture<'_, Result<Option<SecretId>, StoreError>> {
-        self.inner.find_unknown_secret(known)
-    }
-
-    fn parallel_batches(&self) -> usize {
-        self.inner.parallel_batches()
-    }
-
-    fn shares_commits(&self) -> bool {
-        self.inner.shares_commits() && !self.apart.load(Ordering::SeqCst)
-    }
-
-    fn bodies(&self, id: RecordId, birth: Nonce) -> BoxFuture<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
-        Box::pin(async move {
-            self.check("read bodies")?;
-            let read = self.inner.bodies(id, birth).await;
-            self.bodies.fetch_add(1, Ordering::SeqCst);
-            let _ = self.mode.subscribe().wait_for(|fault| *fault != StoreFault::HoldsBodies).await;
-            read
+            self.inner.reap(target, after, limit).await
         })
     }
 
@@ -197,19 +171,38 @@ impl Store for FaultyStore {
             self.inner.compare_and_set(&name, expected, value).await
         })
     }
+
+    fn bodies(&self) -> Option<&dyn BodyStore> {
+        self.inner.bodies().map(|_| self as &dyn BodyStore)
+    }
+
+    fn browse(&self) -> Option<&dyn BrowseStore> {
+        self.inner.browse()
+    }
+
+    fn evidence(&self) -> Option<&dyn EvidenceStore> {
+        self.inner.evidence().map(|_| self as &dyn EvidenceStore)
+    }
+
+    // No `sql`: a caller's transaction would pass the faults by.
 }
 
-impl Browse for FaultyStore {
-    fn list(&self, filter: RecordFilter) -> BoxFuture<'_, Result<Vec<StoredRecord>, StoreError>> {
-        self.inner.list(filter)
+impl BodyStore for FaultyStore {
+    fn bodies(&self, id: RecordId, birth: Nonce) -> BoxFuture<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
+        Box::pin(async move {
+            self.check("read bodies")?;
+            let read = self.inner.bodies().expect("it was asked for").bodies(id, birth).await;
+            self.bodies.fetch_add(1, Ordering::SeqCst);
+            let _ = self.mode.subscribe().wait_for(|fault| *fault != StoreFault::HoldsBodies).await;
+            read
+        })
     }
+}
 
-    fn history(&self, id: RecordId) -> BoxFuture<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
-        self.inner.history(id)
-    }
-
-    fn count(&self) -> BoxFuture<'_, Result<RecordCounts, StoreError>> {
-        self.inner.count()
+impl FaultyStore {
+    fn inner_evidence(&self, op: &'static str) -> Result<&dyn EvidenceStore, StoreError> {
+        self.check(op)?;
+        Ok(self.inner.evidence().expect("it was asked for"))
     }
 }
 
@@ -219,28 +212,27 @@ impl EvidenceStore for FaultyStore {
         evidence: Evidence,
         keep_for: Duration,
     ) -> BoxFuture<'_, Result<(StoredEvidence, bool), StoreError>> {
-        Box::pin(async move {
-            self.check("keep evidence")?;
-            self.inner.insert_evidence(evidence, keep_for).await
-        })
+        Box::pin(
+            async move { self.inner_evidence("keep evidence")?.insert_evidence(evidence, keep_for).await },
+        )
     }
 
     fn open_evidence(
         &self,
         which: EvidenceQuery,
+        after: Option<Cursor>,
         limit: u32,
-    ) -> BoxFuture<'_, Result<Vec<StoredEvidence>, StoreError>> {
-        Box::pin(async move {
-            self.check("find evidence")?;
-            self.inner.open_evidence(which, limit).await
-        })
+    ) -> BoxFuture<'_, Result<Page<StoredEvidence>, StoreError>> {
+        Box::pin(
+            async move { self.inner_evidence("find evidence")?.open_evidence(which, after, limit).await },
+        )
     }
 
-    fn dismiss_evidence(&self, seqs: Vec<i64>) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.inner.dismiss_evidence(seqs)
+    fn dismiss_evidence(&self, names: Vec<EventName>) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move { self.inner_evidence("dismiss evidence")?.dismiss_evidence(names).await })
     }
 
     fn purge_evidence(&self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
-        self.inner.purge_evidence(limit)
+        Box::pin(async move { self.inner_evidence("purge evidence")?.purge_evidence(limit).await })
     }
 }

@@ -54,7 +54,7 @@ use ibid_core::operator_action::OperatorAction;
 use ibid_core::policy::{AfterExpiry, AnswerRule, OnLapse, OnServerError, Policy, Reconcile};
 use ibid_core::proof::Proof;
 use ibid_core::record::{ErrorCode, Nonce, Record, RecoveryPoint, Version};
-use ibid_core::response::Response;
+use ibid_core::response::{Response, SavedResponse};
 use ibid_core::scope::{Identity, Operation, Tenant};
 use ibid_core::time::Timestamp;
 
@@ -94,6 +94,7 @@ pub struct StoryStore {
     /// The time of the store's clock.
     pub now: Timestamp,
     row: Option<Record>,
+    response: Option<SavedResponse>,
     bodies: BTreeMap<(Nonce, u32), Bytes>,
     history: Vec<History>,
 }
@@ -104,6 +105,7 @@ impl StoryStore {
         StoryStore {
             now: Timestamp::from_micros(1_700_000_000_000_000),
             row: None,
+            response: None,
             bodies: BTreeMap::new(),
             history: Vec::new(),
         }
@@ -117,8 +119,7 @@ impl StoryStore {
     /// Returns the row with its response, as a store would.
     pub fn load(&self) -> Option<StoredRecord> {
         let record = self.row.clone()?;
-        let answer = self.bodies.get(&(record.birth, BodyKind::Answer.code())).cloned();
-        Some(StoredRecord { record: Arc::new(record), answer, now: self.now })
+        Some(StoredRecord { record: Arc::new(record), response: self.response.clone(), now: self.now })
     }
 
     /// Returns the body of this kind that one generation stored.
@@ -147,10 +148,11 @@ impl StoryStore {
         if change.clears_bodies {
             self.bodies.clear();
         }
-        if let Some(row) = change.applied(stamp, self.row.as_ref()) {
-            let birth = row.birth;
+        if let Some(stored) = change.stored_after(stamp, self.load().as_ref()) {
+            let birth = stored.record.birth;
             self.bodies.extend(change.bodies.iter().map(|b| ((birth, b.kind.code()), b.data.clone())));
-            self.row = Some(Arc::unwrap_or_clone(row));
+            self.response = stored.response;
+            self.row = Some(Arc::unwrap_or_clone(stored.record));
         }
         self.history.extend(change.history.iter().cloned());
         Commit::Done(stamp)
@@ -179,6 +181,7 @@ impl StoryStore {
     /// Drops the row, as an asynchronous failover may.
     pub fn lose(&mut self) {
         self.row = None;
+        self.response = None;
         self.bodies.clear();
     }
 }
@@ -207,7 +210,7 @@ pub fn answer(status: u16, from: &str) -> AttemptResponse {
     AttemptResponse {
         status,
         retry_after: false,
-        kept: Some(response.to_bytes()),
+        kept: Some(Arc::new(response)),
         provider_id: None,
         proof: None,
     }
@@ -394,7 +397,7 @@ impl Stage {
             let ask = actor.ask.clone().ok_or("it has not begun")?;
             return Ok(decide(self.shelf.record(), &Event::GaveUp { ask: &ask, nonce }, now));
         }
-        let (given, found, reason);
+        let (given, found, reason, result);
         let begun = || actor.begun.as_ref().ok_or("it does not run");
         let uncertain = |why| Ok::<_, &str>(Event::Uncertain { begun: begun()?, nonce, why });
         let event = match (first, rest) {
@@ -412,9 +415,9 @@ impl Stage {
             ("commits", phase) => {
                 let point = phase_point(&mut self.phases, phase)?;
                 reason = phase.to_owned();
-                given = AttemptResponse { kept: Some(Bytes::from(reason.clone())), ..answer(200, name) };
-                let result = given.kept.as_ref().ok_or("a phase has a result")?;
-                Event::Phase { begun: begun()?, nonce, step: PhaseStep { point, phases: 1 }, result }
+                result = Bytes::from(reason.clone());
+                let step = PhaseStep { point, phases: 1 };
+                Event::Phase { begun: begun()?, nonce, step, name: &reason, result: &result }
             }
             ("claims", "") => Event::Claim { nonce },
             ("sweeps", "") => Event::Lapsed { nonce, careful: false },
@@ -494,11 +497,9 @@ impl Stage {
                 None => format!("resume after point {after}"),
             },
             Decision::Accepted => "accepted".into(),
-            Decision::Replay => match self.shelf.load().and_then(|stored| stored.answer) {
-                Some(bytes) => match Response::from_bytes(&bytes) {
-                    Ok(response) => format!("replay {}", response.status),
-                    Err(error) => format!("replay of {error}"),
-                },
+            Decision::Replay => match self.shelf.load().and_then(|stored| stored.response) {
+                Some(SavedResponse::Plain(response)) => format!("replay {}", response.status),
+                Some(SavedResponse::Sealed { .. }) => "replay of a sealed response".into(),
                 None => "replay of nothing".into(),
             },
             Decision::NotRetained => "not retained".into(),

@@ -448,7 +448,7 @@ pub(crate) fn into_answer(response: Response, policy: &Policy) -> (AttemptRespon
     let answer = AttemptResponse {
         status: response.status,
         retry_after,
-        kept: Some(response.to_bytes()),
+        kept: Some(Arc::new(response.clone())),
         provider_id: None,
         proof: None,
     };
@@ -514,7 +514,7 @@ async fn write_end(
 ) -> Outcome {
     // The record is most likely still as it was begun, so no read before the write.
     let known =
-        StoredRecord { record: begun.clone(), answer: None, now: begun.ran_at.unwrap_or(begun.created_at) };
+        StoredRecord { record: begun.clone(), response: None, now: begun.ran_at.unwrap_or(begun.created_at) };
     let settlement = ibid
         .engine()
         .write_until_done(Some(known), GiveUp::Late, |nonce| match &end {

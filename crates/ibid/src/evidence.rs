@@ -80,7 +80,7 @@ impl Ibid {
                 KEPT_FOR
             }
         };
-        let (kept, is_new) = self.store().insert_evidence(evidence, keep_for).await?;
+        let (kept, is_new) = self.store().require_evidence()?.insert_evidence(evidence, keep_for).await?;
         if !is_new && !kept.open {
             return Ok(EvidenceResult::Duplicate);
         }
@@ -103,7 +103,13 @@ pub(crate) async fn apply(ibid: &Ibid, kept: &StoredEvidence) -> Result<Evidence
 /// left to upkeep.
 pub(crate) async fn apply_earlier_evidence(ibid: &Ibid, id: RecordId) {
     let apply_all = async {
-        for kept in ibid.store().open_evidence(EvidenceQuery::Of(id), OF_SUBJECT_MAX).await? {
+        for kept in ibid
+            .store()
+            .require_evidence()?
+            .open_evidence(EvidenceQuery::Of(id), None, OF_SUBJECT_MAX)
+            .await?
+            .items
+        {
             apply(ibid, &kept).await?;
         }
         Ok::<_, StoreError>(())
@@ -148,7 +154,7 @@ impl Subject {
                 EvidenceSubject::Effect(at) => named.push(at.clone()),
             }
         }
-        let records = if ids.is_empty() { Vec::new() } else { ibid.store().load(ids).await? };
+        let records = if ids.is_empty() { Vec::new() } else { ibid.engine().load_all(ids).await? };
         let effects = effect::find_all(ibid, named).await?;
         let (mut records, mut effects) = (records.into_iter(), effects.into_iter());
         let subjects = all.map(|about| match about {
@@ -216,7 +222,7 @@ async fn apply_to_record(
             }
         }
     };
-    ibid.store().dismiss_evidence(vec![kept.seq]).await?;
+    ibid.store().require_evidence()?.dismiss_evidence(vec![kept.evidence.name.clone()]).await?;
     Ok(result)
 }
 
@@ -230,7 +236,7 @@ pub(crate) async fn settle_doubts(shared: Weak<Shared>, mut doubts: mpsc::Receiv
 
 /// Evidence as it will be stored, by the store's clock when its subject was read.
 fn arriving(evidence: &Evidence, now: Timestamp) -> StoredEvidence {
-    StoredEvidence { seq: 0, evidence: evidence.clone(), as_of: now.before(evidence.age), open: true }
+    StoredEvidence { evidence: evidence.clone(), as_of: now.before(evidence.age), open: true }
 }
 
 /// Returns the result of evidence that its subject has no use for, now or later. Most evidence is about a known outcome:

@@ -14,8 +14,8 @@ use tokio::time::Instant;
 
 use crate::attempt::Attempt;
 use crate::engine::{
-    Arrival, BatchCounts, BecameUnknown, DecidedRequest, Engine, RETRY_AFTER_MIN, Settings, StartError,
-    TenantRate, UnavailableError, retry_after_for_duplicate, run_to_completion,
+    Arrival, BecameUnknown, DecidedRequest, Engine, RETRY_AFTER_MIN, Settings, StartError, TenantRate,
+    UnavailableError, retry_after_for_duplicate, run_to_completion,
 };
 use crate::evidence;
 use crate::identity::IdentitySetting;
@@ -41,7 +41,7 @@ pub(crate) struct Shared {
 }
 
 impl Ibid {
-    /// Starts on a store: agrees on the identity and the fingerprint secret, and begins to batch.
+    /// Starts on a store: agrees on the identity and the fingerprint secret,
     ///
     /// # Errors
     ///
@@ -277,11 +277,6 @@ impl Ibid {
         self.engine().waiters.count()
     }
 
-    /// Returns how many batches and changes went to the store so far.
-    pub fn counts(&self) -> BatchCounts {
-        self.engine().batcher.counts()
-    }
-
     /// Returns the tenants that this process has seen lately, highest duplicate rate first; at most `limit`.
     ///
     /// A tenant with fewer than twenty requests comes after the others, whatever its rate: one retry of one request says
@@ -304,6 +299,6 @@ impl Ibid {
 
 impl std::fmt::Debug for Ibid {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ibid").field("store", &self.store().kind()).finish_non_exhaustive()
+        f.debug_struct("Ibid").field("store", &self.store().facts().name).finish_non_exhaustive()
     }
 }

@@ -80,6 +80,8 @@ pub mod prelude;
 
 pub mod telemetry;
 
+mod record_sql;
+
 mod backoff;
 
 mod random;

@@ -217,7 +217,7 @@ impl Attempt {
             let (mut inside, result) = inside.run(&mut work, PhaseError::Work).await?;
             let body = encode_result(step, &result)?;
             let record = inside.begun();
-            let event = Event::Phase { begun: &record, nonce: nonce(), step, result: &body };
+            let event = Event::Phase { begun: &record, nonce: nonce(), step, name, result: &body };
             let Some((change, Decision::Advanced)) = inside.says(&event) else {
                 return Err(PhaseError::LeaseLost);
             };
@@ -309,7 +309,7 @@ impl Attempt {
             let since = if in_doubt { Instant::now() } else { self.began_at() };
             tokio::time::sleep_until(since + settle).await;
             match verify(self.downstream_key(name)).await {
-                CallVerification::Made(result) => return self.record(step, result).await,
+                CallVerification::Made(result) => return self.record(step, name, result).await,
                 CallVerification::NotMade => {
                     self.progress.in_doubt = None;
                     self.set_in_doubt_call(None);
@@ -370,7 +370,7 @@ impl Attempt {
         let result = call(self.downstream_key(name)).await;
         failpoint::at("outside.after").await;
         match result {
-            Ok(result) => self.record(step, result).await,
+            Ok(result) => self.record(step, name, result).await,
             Err(OutsideCallError::Uncertain(error)) => Err(PhaseError::Uncertain(error)),
             Err(OutsideCallError::NotMade(error)) => {
                 // This call was certainly not made, but an earlier one may have been.
@@ -386,9 +386,14 @@ impl Attempt {
     }
 
     /// Stores the result of a call, with its recovery point.
-    async fn record<R: Serialize, E>(&mut self, step: PhaseStep, result: R) -> Result<R, PhaseError<E>> {
+    async fn record<R: Serialize, E>(
+        &mut self,
+        step: PhaseStep,
+        name: &str,
+        result: R,
+    ) -> Result<R, PhaseError<E>> {
         let body = encode_result(step, &result)?;
-        self.write_report(PhaseReport::Done(step, body)).await?;
+        self.write_report(PhaseReport::Done { step, name: name.to_owned(), result: body }).await?;
         self.conceal();
         self.progress.at = step;
         Ok(result)
@@ -397,14 +402,16 @@ impl Attempt {
     /// Writes a report to the record, and continues under the new version.
     async fn write_report<E>(&mut self, report: PhaseReport) -> Result<StoredRecord, PhaseError<E>> {
         let (engine, begun) = (self.ibid().engine().clone(), self.begun().clone());
-        let known = StoredRecord { record: begun.clone(), answer: None, now: begun.created_at };
+        let known = StoredRecord { record: begun.clone(), response: None, now: begun.created_at };
         let sent_at = Instant::now();
         if failpoint::at("tell.before").await == Hit::Error {
             return Err(PhaseError::NotStored);
         }
         let written = engine.write_until_done(Some(known), GiveUp::Late, |nonce| match &report {
             PhaseReport::Calling(point) => Event::Calling { begun: &begun, nonce, point: *point },
-            PhaseReport::Done(step, result) => Event::Phase { begun: &begun, nonce, step: *step, result },
+            PhaseReport::Done { step, name, result } => {
+                Event::Phase { begun: &begun, nonce, step: *step, name, result }
+            }
         });
         let written = tokio::time::timeout(engine.finish_wait, written).await;
         if failpoint::at("tell.after").await == Hit::Lost {
@@ -447,7 +454,7 @@ impl Attempt {
         }
         if self.progress.earlier_results.is_none() {
             let (id, birth) = (self.begun().id, self.begun().birth);
-            let bodies = self.ibid().engine().store.bodies(id, birth).await?;
+            let bodies = self.ibid().engine().store.require_bodies()?.bodies(id, birth).await?;
             self.progress.earlier_results = Some(bodies.into_iter().collect());
         }
         let results = self.progress.earlier_results.as_ref();
@@ -472,8 +479,8 @@ impl Attempt {
 enum PhaseReport {
     /// The point of a call that may be in flight and must not be repeated; `None` if there is none.
     Calling(Option<RecoveryPoint>),
-    /// The encoded result of a call.
-    Done(PhaseStep, Bytes),
+    /// The encoded result of a call, with the name of its phase.
+    Done { step: PhaseStep, name: String, result: Bytes },
 }
 
 /// The stored result of a phase, or the step that has yet to run.

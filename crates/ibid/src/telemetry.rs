@@ -234,6 +234,8 @@ pub const RECONCILE_FAILED: &str = "ibid_reconcile_failed_total";
 pub const RECORDS: &str = "ibid_records";
 /// Records and effects that need an operator, by kind.
 pub const DEAD_LETTERS: &str = "ibid_dead_letters";
+/// Age of the oldest row that the reaper could have removed: how far it is behind.
+pub const REAP_BEHIND: &str = "ibid_reap_behind_seconds";
 /// Age of the oldest unknown outcome.
 pub const OLDEST_UNKNOWN: &str = "ibid_oldest_unknown_seconds";
 /// State of the circuit breaker: 1 while begins are refused because the store does not answer.
@@ -323,6 +325,11 @@ pub const METRICS: &[(&str, &str, &str)] = &[
         OLDEST_UNKNOWN,
         "gauge",
         "seconds since the run whose outcome is unknown for longest began, 0 if no outcome is unknown",
+    ),
+    (
+        REAP_BEHIND,
+        "gauge",
+        "seconds by which the reaper is behind: the age of the oldest row that it could have removed",
     ),
     (BREAKER_OPEN, "gauge", "1 while begins are refused because the store does not answer"),
     (

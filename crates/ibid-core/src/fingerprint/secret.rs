@@ -2,6 +2,8 @@
 //! bodies.
 
 use std::fmt;
+use std::num::ParseIntError;
+use std::str::FromStr;
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -114,6 +116,14 @@ impl SecretId {
 impl fmt::Display for SecretId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:08x}", u32::from_be_bytes(self.0))
+    }
+}
+
+impl FromStr for SecretId {
+    type Err = ParseIntError;
+
+    fn from_str(text: &str) -> Result<SecretId, ParseIntError> {
+        u32::from_str_radix(text, 16).map(|id| SecretId(id.to_be_bytes()))
     }
 }
 

@@ -300,7 +300,7 @@ mod tests {
             what,
             age: Duration::ZERO,
         };
-        StoredEvidence { seq: 1, evidence, as_of: Timestamp::from_micros(as_of), open: true }
+        StoredEvidence { evidence, as_of: Timestamp::from_micros(as_of), open: true }
     }
 
     fn paid(id: &str) -> Observation {

@@ -8,6 +8,7 @@ pub struct StoreError {
     store: &'static str,
     transient: bool,
     unwritten: bool,
+    overloaded: bool,
     #[source]
     source: Box<dyn std::error::Error + Send + Sync>,
 }
@@ -19,7 +20,7 @@ impl StoreError {
         op: &'static str,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Self {
-        StoreError { op, store, transient: true, unwritten: false, source: source.into() }
+        StoreError { op, store, transient: true, unwritten: false, overloaded: false, source: source.into() }
     }
 
     /// Creates a failure that repetition does not mend: this one change can't be stored, or the store is not ours.
@@ -28,13 +29,25 @@ impl StoreError {
         op: &'static str,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Self {
-        StoreError { op, store, transient: false, unwritten: false, source: source.into() }
+        StoreError { op, store, transient: false, unwritten: false, overloaded: false, source: source.into() }
     }
 
     /// Adds proof that nothing was written.
     #[must_use]
     pub fn unwritten(self) -> Self {
         StoreError { unwritten: true, ..self }
+    }
+
+    /// Creates the error of a change that was never sent, because too many wait in the store's own queue. It says nothing
+    /// about the store's health.
+    pub fn overloaded(store: &'static str, op: &'static str) -> Self {
+        let error = StoreError::transient(store, op, "too many changes are waiting").unwritten();
+        StoreError { overloaded: true, ..error }
+    }
+
+    /// Returns whether the change was never sent, because too many wait in the store's own queue.
+    pub fn is_overloaded(&self) -> bool {
+        self.overloaded
     }
 
     /// Returns whether the same call may succeed if repeated.

@@ -77,7 +77,7 @@ impl Play {
             what,
             age: Duration::ZERO,
         };
-        StoredEvidence { seq: 1, evidence, as_of: self.shelf.now, open: true }
+        StoredEvidence { evidence, as_of: self.shelf.now, open: true }
     }
 }
 

@@ -18,6 +18,7 @@ use ibid_core::machine::{
 };
 use ibid_core::policy::{AfterExpiry, AnswerRule, OnLapse, OnServerError, Policy, Reconcile};
 use ibid_core::record::{ErrorCode, Nonce, Record, State, Version};
+use ibid_core::response::SavedResponse;
 use ibid_core::time::Timestamp;
 use ibid_testkit::story::{StoryStore, act, answer, ask};
 use proptest::prelude::*;
@@ -209,7 +210,7 @@ struct Upstream {
 #[derive(Default)]
 struct Watch {
     versions: HashMap<Version, Draft>,
-    answers: HashMap<Nonce, Option<Bytes>>,
+    answers: HashMap<Nonce, Option<SavedResponse>>,
     given_up: HashSet<Nonce>,
     /// Latest time that the store's clock ever showed: a record that was read as expired stays so if the clock steps
     /// back.
@@ -707,7 +708,7 @@ impl World {
                 if after.record.flags.owed {
                     self.upstream.effects.entry(after.record.birth).or_insert(false);
                 }
-                self.watch.check(before.as_ref().map(|b| &*b.record), &after.record, after.answer, op, now);
+                self.watch.check(before.as_ref().map(|b| &*b.record), &after.record, after.response, op, now);
             }
         }
         commit
@@ -825,7 +826,7 @@ impl Watch {
         &mut self,
         before: Option<&Record>,
         after: &Record,
-        response: Option<Bytes>,
+        response: Option<SavedResponse>,
         op: &Op,
         now: Timestamp,
     ) {
@@ -991,9 +992,13 @@ impl Op {
             Op::NotExecuted(begun, nonce) => Event::NotExecuted { begun, nonce: *nonce, why },
             Op::Uncertain(begun, nonce) => Event::Uncertain { begun, nonce: *nonce, why: ErrorCode::Broken },
             Op::Owes(begun, nonce) => Event::Owes { begun, nonce: *nonce },
-            Op::Phase(begun, nonce, point, result) => {
-                Event::Phase { begun, nonce: *nonce, step: PhaseStep { point: *point, phases: 1 }, result }
-            }
+            Op::Phase(begun, nonce, point, result) => Event::Phase {
+                begun,
+                nonce: *nonce,
+                step: PhaseStep { point: *point, phases: 1 },
+                name: "work",
+                result,
+            },
             Op::Claim(nonce) => Event::Claim { nonce: *nonce },
             Op::Lapsed(nonce, careful) => Event::Lapsed { nonce: *nonce, careful: *careful },
             Op::Resume(nonce, careful) => Event::Resume { nonce: *nonce, careful: *careful },

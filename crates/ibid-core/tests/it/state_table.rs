@@ -326,7 +326,9 @@ fn attempt_says(scene: &Scene, own: bool, index: usize) -> Option<Verdict> {
         6 => Event::NotExecuted { begun, nonce, why: ErrorCode::NotSent },
         7 => Event::Uncertain { begun, nonce, why: ErrorCode::TimedOut },
         8 => Event::Owes { begun, nonce },
-        9 | 10 => Event::Phase { begun, nonce, step: PhaseStep { point, phases: 1 }, result: &result },
+        9 | 10 => {
+            Event::Phase { begun, nonce, step: PhaseStep { point, phases: 1 }, name: "work", result: &result }
+        }
         _ => Event::Calling { begun, nonce, point: Some(point) },
     };
     Some(decide(scene.record.as_ref(), &event, scene.now))

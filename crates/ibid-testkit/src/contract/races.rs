@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ibid_core::change::{Change, Commit, Draft};
-use ibid_core::reap::{CURSOR_START, ReapStep, ReapTarget};
+use ibid_core::reap::{ReapStep, ReapTarget};
 use ibid_core::record::{Record, State};
+use ibid_core::response::SavedResponse;
 use ibid_core::store::{RenewOutcome, SetOutcome, Store};
 use tokio::sync::Barrier;
 
@@ -133,7 +134,7 @@ pub async fn many_reapers_take_each_record_once(subject: &dyn StoreUnderTest) {
                 line.wait().await;
                 let mut all = ReapStep::default();
                 for _ in 0..STEPS {
-                    let step = store.reap(ReapTarget::Records, CURSOR_START, 7).await;
+                    let step = store.reap(ReapTarget::Records, None, 7).await;
                     let step = step.expect("a reaping succeeds");
                     all.stripped += step.stripped;
                     all.removed += step.removed;
@@ -175,8 +176,8 @@ pub(super) fn one_winner(fates: Vec<(Change, Commit)>) -> Change {
         let Commit::Conflict(Some(stored)) = fate else { panic!("a loser got no record: {fate:?}") };
         assert!(winner.is_stored_as(&stored), "a loser got another record than the winner's");
         assert!(!loser.is_stored_as(&stored), "a loser took the winner for itself");
-        let answer = winner.bodies.first().map(|body| body.data.clone());
-        assert_eq!(stored.answer, answer, "a loser got another response than the winner's");
+        let response = winner.response.clone().map(SavedResponse::Plain);
+        assert_eq!(stored.response, response, "a loser got another response than the winner's");
     }
     winner
 }

@@ -12,8 +12,8 @@ use ibid_core::record::{ErrorCode, Flags, Nonce, RecordDetails, State, Version};
 use ibid_core::scope::{Identity, Operation};
 
 use super::{
-    LONG, SHORT, StoreUnderTest, TICK, TestRecord, answering, commit, commit_all, draft, insert, load, nonce,
-    put, reap_all, refused, replace, take_over, telling,
+    LONG, SHORT, StoreUnderTest, TICK, TestRecord, answering, commit, commit_all, draft, history, insert,
+    load, load_all, nonce, put, reap_all, refused, replace, response, take_over, telling,
 };
 
 /// `Expect::Absent` is accepted if no row exists, and only then.
@@ -67,12 +67,12 @@ pub async fn a_lost_race_carries_the_newer_record_with_its_answer(subject: &dyn 
     let first = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
     let finish = answering(replace(&first.record, draft(&name, State::Completed)), b"201 created");
     let finished = put(&*store, &finish).await;
-    assert_eq!(finished.answer.as_deref(), Some(&b"201 created"[..]), "the answer is loaded with its record");
+    assert_eq!(finished.body(), Some(&b"201 created"[..]), "the answer is loaded with its record");
     let late = answering(replace(&first.record, draft(&name, State::Completed)), b"too late");
     for loser in [late, insert(&name, draft(&name, State::InProgress))] {
         let newer = refused(&*store, &loser, "the record had changed").await.expect("a row exists");
         assert_eq!(newer.record, finished.record, "a lost race carries the record that won");
-        assert_eq!(newer.answer, finished.answer, "a lost race carries the answer that won");
+        assert_eq!(newer.response, finished.response, "a lost race carries the answer that won");
         assert!(newer.now >= finished.now, "the conflict has the store's time");
     }
 }
@@ -122,9 +122,9 @@ pub async fn a_repeated_write_is_recognised_by_its_own_nonce(subject: &dyn Store
     put(&*store, &finish).await;
     let own = refused(&*store, &finish, "it was stored already").await.expect("a row exists");
     assert!(finish.is_stored_as(&own), "a repeated update finds its own version");
-    assert_eq!(own.answer.as_deref(), Some(&b"once"[..]), "and the answer it wrote");
-    let lines = store.history(name.id).await.expect("a history is read");
-    assert_eq!(lines.len(), 1, "the repetition wrote no second line");
+    assert_eq!(own.body(), Some(&b"once"[..]), "and the answer it wrote");
+    let lines = history(&*store, name.id).await.len();
+    assert!(lines == 1 || store.browse().is_none(), "the repetition wrote no second line");
 }
 
 /// The nonce distinguishes generations even if the count starts again.
@@ -137,7 +137,7 @@ pub async fn a_version_never_repeats_after_removal(subject: &dyn StoreUnderTest)
     reap_all(&*store, ReapTarget::Records).await;
     assert_eq!(load(&*store, name.id).await, None, "what is past its time is removed");
     let new = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
-    assert_eq!(new.answer, None, "the removed record's answer went with it");
+    assert_eq!(new.response, None, "the removed record's answer went with it");
     assert_ne!(new.record.version, old.record.version, "versions never repeat");
     let late = replace(&old.record, draft(&name, State::Completed));
     let stands = refused(&*store, &late, "its generation was removed").await.expect("a row exists");
@@ -158,23 +158,22 @@ pub async fn one_changes_fate_never_touches_anothers(subject: &dyn StoreUnderTes
         .chain(&free)
         .map(|name| answering(insert(name, draft(name, State::Completed)), b"small"))
         .collect();
-    batch[4].bodies[0].data = large.clone();
+    batch[4].response = Some(response(large.clone()));
     let fates = commit_all(&*store, batch).await;
     for name in &taken {
         let Commit::Conflict(Some(stored)) = &fates[&name.id] else { panic!("a taken name was taken again") };
         assert_eq!(stored.record.state, State::InProgress, "the refusal has the earlier record");
         let after = load(&*store, name.id).await.expect("it exists");
-        assert_eq!((after.record.state, after.answer), (State::InProgress, None), "a refused change wrote");
+        assert_eq!((after.record.state, after.response), (State::InProgress, None), "a refused change wrote");
     }
     for (place, name) in free.iter().enumerate() {
         assert!(
             matches!(fates[&name.id], Commit::Done(_)),
             "a free name was refused together with a taken one"
         );
-        let answer = load(&*store, name.id).await.and_then(|stored| stored.answer).expect("it was written");
-        assert_eq!(answer, if place == 0 { large.clone() } else { Bytes::from_static(b"small") });
+        let stored = load(&*store, name.id).await.expect("it was written");
+        assert_eq!(stored.body(), Some(if place == 0 { &large[..] } else { &b"small"[..] }));
     }
-    assert!(store.commit(vec![]).await.is_empty(), "an empty batch has no fates");
 }
 
 /// A change is applied completely or not at all.
@@ -195,8 +194,8 @@ pub async fn a_refused_change_leaves_no_body_and_no_history(subject: &dyn StoreU
         refused(&*store, &change, "something else was stored").await;
     }
     let after = load(&*store, name.id).await.expect("it exists");
-    assert_eq!((after.record, after.answer), (first.record, first.answer), "a refused change wrote");
-    assert_eq!(store.history(name.id).await.expect("a history is read"), vec![], "a refused change told");
+    assert_eq!((after.record, after.response), (first.record, first.response), "a refused change wrote");
+    assert_eq!(history(&*store, name.id).await, vec![], "a refused change told");
 }
 
 /// The next generation under the same id never replays the response of the one before.
@@ -210,9 +209,9 @@ pub async fn a_body_of_an_old_generation_is_never_seen_by_a_new_one(subject: &dy
         rebirth.draft =
             rebirth.draft.map(|draft| Draft { birth: rebirth.nonce, owner: rebirth.nonce, ..draft });
         let new = put(&*store, &rebirth).await;
-        assert_eq!(new.answer, None, "a new generation saw an old answer (clears_bodies: {clears_bodies})");
+        assert_eq!(new.response, None, "a new generation saw an old answer (clears_bodies: {clears_bodies})");
         let finish = answering(replace(&new.record, draft(&name, State::Completed)), b"new");
-        assert_eq!(put(&*store, &finish).await.answer.as_deref(), Some(&b"new"[..]), "it keeps its own");
+        assert_eq!(put(&*store, &finish).await.body(), Some(&b"new"[..]), "it keeps its own");
     }
 }
 
@@ -220,20 +219,25 @@ pub async fn a_body_of_an_old_generation_is_never_seen_by_a_new_one(subject: &dy
 pub async fn an_answer_replaces_the_one_before_it(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
-    let completed = || draft(&name, State::Completed);
+    let completed = || {
+        let note = RecordDetails { status: Some(201), ..RecordDetails::default() };
+        Draft { note, ..draft(&name, State::Completed) }
+    };
     let mut first = answering(insert(&name, completed()), b"first");
-    first.bodies.push(StoredBody { kind: BodyKind::Request, data: Bytes::from_static(b"request") });
-    first.bodies.push(StoredBody { kind: BodyKind::Phase(u16::MAX), data: Bytes::from_static(b"phase") });
+    if store.bodies().is_some() {
+        first.bodies.push(StoredBody { kind: BodyKind::Request, data: Bytes::from_static(b"request") });
+        first.bodies.push(StoredBody { kind: BodyKind::Phase(u16::MAX), data: Bytes::from_static(b"phase") });
+    }
     let first = put(&*store, &first).await;
     let untouched = put(&*store, &replace(&first.record, completed())).await;
-    assert_eq!(untouched.answer.as_deref(), Some(&b"first"[..]), "a change without a body keeps the answer");
+    assert_eq!(untouched.body(), Some(&b"first"[..]), "a change without a body keeps the answer");
     let second = put(&*store, &answering(replace(&untouched.record, completed()), b"second")).await;
-    assert_eq!(second.answer.as_deref(), Some(&b"second"[..]), "an answer is replaced");
+    assert_eq!(second.body(), Some(&b"second"[..]), "an answer is replaced");
     let empty = put(&*store, &answering(replace(&second.record, completed()), b"")).await;
-    assert_eq!(empty.answer.as_deref(), Some(&b""[..]), "an empty answer is an answer");
+    assert_eq!(empty.body(), Some(&b""[..]), "an empty answer is an answer");
     let mut clearing = replace(&empty.record, completed());
     clearing.clears_bodies = true;
-    assert_eq!(put(&*store, &clearing).await.answer, None, "a cleared answer is gone");
+    assert_eq!(put(&*store, &clearing).await.response, None, "a cleared answer is gone");
 }
 
 /// Applies `Keep`, `Now` and `Clear` to each instant.
@@ -331,7 +335,7 @@ fn everything(name: &TestRecord, state: State) -> Draft {
             tries: 3,
             absent_at: Some(i64::MAX),
             trace: Some("4bf92f3577b34da6a3ce929d0e0e4736".to_owned()),
-            phases: Some(u64::MAX),
+            phases: vec!["reserve".to_owned(), "charge \u{1f4b6}".to_owned()],
             calling: Some(u16::MAX),
             doubt: Some(u16::MAX),
             doubted: Some(u64::MAX - 1),
@@ -360,9 +364,9 @@ pub async fn every_record_keeps_its_own_policy(subject: &dyn StoreUnderTest) {
         insert(name, Draft { policy: policy.clone(), ..draft(name, State::InProgress) })
     };
     commit_all(&*store, named.iter().map(begin).collect()).await;
-    let records = store.load(named.iter().map(|(name, _)| name.id).collect()).await.expect("a load succeeds");
+    let records = load_all(&*store, named.iter().map(|(name, _)| name.id)).await;
+    assert_eq!(records.len(), named.len(), "each is there");
     for ((name, policy), stored) in named.iter().zip(records) {
-        let stored = stored.expect("each stands at the place of its id");
         assert_eq!(
             (stored.record.id, &stored.record.policy),
             (name.id, policy),
@@ -382,7 +386,9 @@ pub async fn bodies_are_found_by_their_generation(subject: &dyn StoreUnderTest) 
     let mut next = replace(&first, Draft { birth: first.birth, ..draft(&name, State::InProgress) });
     next.bodies = vec![body(BodyKind::Phase(2), ""), body(BodyKind::Phase(u16::MAX), "last")];
     put(&*store, &next).await;
-    let mut bodies = store.bodies(name.id, first.birth).await.expect("bodies are read");
+    let bodies = store.bodies().expect("the suite runs on a store with bodies");
+    let of = async |birth| bodies.bodies(name.id, birth).await.expect("bodies are read");
+    let mut bodies = of(first.birth).await;
     bodies.sort();
     let kinds = [(BodyKind::Request, "asked"), (BodyKind::Phase(1), "one"), (BodyKind::Phase(2), "")];
     let mut expected: Vec<_> =
@@ -390,7 +396,7 @@ pub async fn bodies_are_found_by_their_generation(subject: &dyn StoreUnderTest) 
     expected.push((BodyKind::Phase(u16::MAX).code(), Bytes::from_static(b"last")));
     assert_eq!(bodies, expected, "all that was kept is found");
     let other = Nonce(first.birth.0 ^ 1);
-    assert_eq!(store.bodies(name.id, other).await.expect("bodies are read"), [], "another generation");
+    assert_eq!(of(other).await, [], "another generation");
 }
 
 /// It adds the history line, and leaves the record alone.
@@ -409,5 +415,5 @@ pub async fn a_change_without_a_draft_only_adds_to_the_history(subject: &dyn Sto
         Some(stored.record),
         "a line changed a record"
     );
-    assert_eq!(store.history(name.id).await.expect("a history is read").len(), 2, "both lines are stored");
+    assert_eq!(history(&*store, name.id).await.len(), 2, "both lines are stored");
 }

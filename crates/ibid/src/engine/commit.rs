@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid_core::change::{BodyKind, Change, Commit, Expect, HistoryKind, Stamp, StoredRecord};
+use ibid_core::change::{Change, Commit, Expect, HistoryKind, Stamp, StoredRecord};
 use ibid_core::machine::{self, BeginRequest, Decision, Event, Verdict};
 use ibid_core::record::{Nonce, Record, State};
 use ibid_core::scope::RecordId;
@@ -15,8 +15,7 @@ use ibid_core::time::Timestamp;
 use metrics::counter;
 use tokio::time::Instant;
 
-use super::batch::Unsaid;
-use super::{Engine, UnavailableError};
+use super::{Engine, RETRY_AFTER_MIN, UnavailableError};
 use crate::backoff::Backoff;
 use crate::failpoint::{self, Hit};
 use crate::telemetry;
@@ -60,11 +59,11 @@ impl Engine {
         loop {
             let sending = async {
                 if failpoint::at("begin.before").await == Hit::Error {
-                    return Err(Unsaid::Store(StoreError::transient("failing", "begin", "a failpoint")));
+                    return Err(StoreError::transient("failing", "begin", "a failpoint"));
                 }
-                let fate = self.batcher.commit(change.clone(), at, Some(deadline)).await;
+                let fate = self.store.commit(change.clone(), Some(deadline.into_std())).await;
                 match failpoint::at("begin.after").await {
-                    Hit::Lost => Err(Unsaid::Store(StoreError::transient("failing", "begin", "a failpoint"))),
+                    Hit::Lost => Err(StoreError::transient("failing", "begin", "a failpoint")),
                     Hit::Go | Hit::Error => fate,
                 }
             };
@@ -73,11 +72,11 @@ impl Engine {
                     self.observe(at, &commit);
                     return Ok(commit);
                 }
-                Some(Err(Unsaid::Full { oldest })) if !sent => {
-                    return Err(UnavailableError::refused_early(oldest));
+                Some(Err(error)) if error.is_overloaded() && !sent => {
+                    return Err(UnavailableError::refused_early(RETRY_AFTER_MIN));
                 }
-                Some(Err(Unsaid::Full { .. } | Unsaid::Unsent)) => break,
-                Some(Err(Unsaid::Store(error))) => {
+                Some(Err(error)) if error.is_overloaded() => break,
+                Some(Err(error)) => {
                     self.count_error(&error);
                     sent |= !error.is_unwritten();
                     if !error.is_transient() {
@@ -173,13 +172,13 @@ impl Engine {
     async fn commit_until_done(&self, change: &Arc<Change>, retry: &mut Retry) -> Result<Commit, StoreError> {
         loop {
             let at = Instant::now();
-            match self.batcher.commit(change.clone(), at, None).await {
+            match self.store.commit(change.clone(), None).await {
                 Ok(commit) => {
                     retry.rejections = 0;
                     self.observe(at, &commit);
                     return Ok(commit);
                 }
-                Err(Unsaid::Store(error)) => {
+                Err(error) => {
                     self.count_error(&error);
                     let (record, cause) = (change.id.short(), &error as &dyn std::error::Error);
                     if retry.gives_up(&error) {
@@ -188,7 +187,6 @@ impl Engine {
                     }
                     tracing::warn!(%record, error = cause, "write failed; retrying");
                 }
-                Err(Unsaid::Full { .. } | Unsaid::Unsent) => {}
             }
             tokio::time::sleep(retry.backoff.next()).await;
         }
@@ -295,11 +293,7 @@ pub(crate) fn apply_change(
     stamp: Stamp,
     before: Option<&StoredRecord>,
 ) -> Option<StoredRecord> {
-    let record = change.applied(stamp, before.map(|stored| &*stored.record))?;
-    let new_answer =
-        change.bodies.iter().find(|body| body.kind == BodyKind::Answer).map(|body| body.data.clone());
-    let old_answer = before.and_then(|stored| stored.answer.clone()).filter(|_| !change.clears_bodies);
-    Some(StoredRecord { record, answer: new_answer.or(old_answer), now: stamp.now })
+    change.stored_after(stamp, before)
 }
 
 /// Returns whether the attempt that began as `begun` still owns the record and may renew it.

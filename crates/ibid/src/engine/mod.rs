@@ -11,7 +11,6 @@
 //! | `wait.rs`, `waiters.rs` | Wakes duplicates that wait in this process; polls the store for results of other nodes. |
 //! | `detach.rs` | Runs `begin` and `finish` on the caller's task, and spawns the rest if the caller is dropped. |
 //! | `background.rs`, `drain.rs` | Bounds writes that outlive their caller; counts what a shutdown waits for. |
-//! | `batch.rs` | Puts changes that arrive while a commit is in flight into the next commit. |
 //! | `cache.rs` | Caches completed records, bounded by bytes. |
 //! | `breaker.rs` | Refuses new begins while the store does not answer. |
 //! | `clock_watch.rs` | Delays takeovers after a clock jump or an outage. |
@@ -19,7 +18,6 @@
 //! | `retry_after.rs`, `deadlines.rs`, `duplicate_rate.rs` | `Retry-After` estimates; one timer for all deadlines; duplicates per tenant. |
 
 mod background;
-mod batch;
 mod begin;
 mod breaker;
 mod cache;
@@ -31,6 +29,7 @@ mod drain;
 mod duplicate_rate;
 mod identity_watch;
 mod previous_identity;
+mod registered_secrets;
 mod retry_after;
 mod start;
 mod wait;
@@ -39,20 +38,20 @@ mod waiters;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
 use ibid_core::change::StoredRecord;
 use ibid_core::fingerprint::{RequestView, Secrets};
 use ibid_core::machine::BeginRequest;
 use ibid_core::policy::Policy;
 use ibid_core::record::{Nonce, Record, State};
-use ibid_core::response::Response;
+use ibid_core::response::{Response, SavedResponse};
 use ibid_core::scope::{Identity, RecordId};
-use ibid_core::store::{RenewOutcome, Store, StoreError};
+use ibid_core::store::{Cursor, Page, RenewOutcome, Store, StoreError};
 use ibid_core::time::Timestamp;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-pub use batch::BatchCounts;
 pub use duplicate_rate::TenantRate;
 pub use retry_after::UnavailableError;
 pub(crate) use start::BecameUnknown;
@@ -67,7 +66,6 @@ pub(crate) use previous_identity::ResolvedId;
 pub(crate) use retry_after::{RETRY_AFTER_MIN, retry_after_for_duplicate};
 
 use background::BackgroundWrites;
-use batch::Batcher;
 use breaker::Breaker;
 use cache::Cache;
 use clock_watch::ClockWatch;
@@ -86,7 +84,6 @@ pub(crate) struct Engine {
     pub(crate) store: Arc<dyn Store>,
     secrets: Arc<Secrets>,
     pub(crate) identity: IdentityWatch,
-    pub(crate) batcher: Batcher,
     pub(crate) cache: Cache,
     pub(crate) waiters: Waiters,
     pub(crate) breaker: Breaker,
@@ -123,15 +120,14 @@ impl Engine {
         BeginRequest::new(identity, policy, self.secrets.clone(), asked, Nonce(0))
     }
 
-    /// Decodes the response of a completed record and caches it. Returns `None` if there is no response, or it can't be
-    /// decoded.
+    /// Caches the response of a completed record. Returns `None` if there is no response, or it is sealed.
     ///
     /// `read_at` is from before the record was read, so that its age is never taken for less than it is.
     pub(crate) fn replay(&self, stored: StoredRecord, read_at: Instant) -> Option<StoredResponse> {
-        let response = match Response::from_bytes(stored.answer.as_deref()?) {
-            Ok(response) => Arc::new(response),
-            Err(error) => {
-                tracing::error!(record = %stored.record.id.short(), %error, "stored response can't be decoded");
+        let response = match stored.response? {
+            SavedResponse::Plain(response) => response,
+            SavedResponse::Sealed { key_id, .. } => {
+                tracing::error!(record = %stored.record.id.short(), key_id, "stored response is encrypted under a key that this process does not have");
                 return None;
             }
         };
@@ -165,24 +161,29 @@ impl Engine {
 
     /// Loads one record from the store.
     pub(crate) async fn load(&self, id: RecordId) -> Result<Option<StoredRecord>, StoreError> {
-        Ok(self.load_all(vec![id]).await?.pop().flatten())
-    }
-
-    /// Loads several records, in the order of their ids.
-    pub(crate) async fn load_all(&self, ids: Vec<RecordId>) -> Result<Vec<Option<StoredRecord>>, StoreError> {
         let at = Instant::now();
-        let loaded = self.store.load(ids).await.inspect_err(|error| self.count_error(error))?;
-        if let Some(stored) = loaded.iter().flatten().next() {
+        let loaded = self.store.load(id).await.inspect_err(|error| self.count_error(error))?;
+        if let Some(stored) = &loaded {
             self.clock.observe(at, stored.now);
         }
         Ok(loaded)
     }
 
-    /// Loads records in `state` whose due time has passed. Upkeep may be the first to see that the clock has jumped.
-    pub(crate) async fn due(&self, state: State, limit: u32) -> Result<Vec<StoredRecord>, StoreError> {
+    /// Loads several records, in the order of their ids.
+    pub(crate) async fn load_all(&self, ids: Vec<RecordId>) -> Result<Vec<Option<StoredRecord>>, StoreError> {
+        try_join_all(ids.into_iter().map(|id| self.load(id))).await
+    }
+
+    /// Loads a page of records in `state` whose due time has passed. Upkeep may be the first to see that the clock has jumped.
+    pub(crate) async fn due(
+        &self,
+        state: State,
+        after: Option<Cursor>,
+        limit: u32,
+    ) -> Result<Page<StoredRecord>, StoreError> {
         let at = Instant::now();
-        let due = self.store.due(state, limit).await.inspect_err(|error| self.watch_error(error))?;
-        if let Some(first) = due.first() {
+        let due = self.store.due(state, after, limit).await.inspect_err(|error| self.watch_error(error))?;
+        if let Some(first) = due.items.first() {
             self.clock.observe(at, first.now);
         }
         Ok(due)

@@ -73,7 +73,7 @@ impl Engine {
         }
         let ids: Vec<RecordId> = std::iter::once(current).chain(previous.iter().copied()).collect();
         let deadline = Instant::now() + self.begin_timeout;
-        let loaded = self.deadlines.within(Some(deadline), self.store.load(ids)).await;
+        let loaded = self.deadlines.within(Some(deadline), self.load_all(ids)).await;
         let loaded = loaded.unwrap_or_else(|| Err(self.no_reply()))?;
         let holds = |stored: &&StoredRecord| machine::holds_key(&stored.record, stored.now);
         let stored = loaded.iter().flatten().find(holds).or_else(|| loaded.iter().flatten().next());

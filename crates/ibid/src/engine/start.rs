@@ -12,7 +12,6 @@ use tokio::sync::mpsc;
 
 use super::Engine;
 use super::background::BackgroundWrites;
-use super::batch::Batcher;
 use super::breaker::Breaker;
 use super::cache::Cache;
 use super::clock_watch::ClockWatch;
@@ -21,6 +20,7 @@ use super::deadlines::Deadlines;
 use super::drain::Drain;
 use super::duplicate_rate::DuplicateRates;
 use super::identity_watch::{self, IdentityWatch};
+use super::registered_secrets;
 use super::waiters::Waiters;
 use crate::failpoint;
 use crate::identity::{self, IdentityError, StoreIdentity};
@@ -102,7 +102,7 @@ pub enum StartError {
 pub(crate) type BecameUnknown = mpsc::Receiver<RecordId>;
 
 impl Engine {
-    /// Starts on a store: agrees on the identity and the fingerprint secret, and begins to batch.
+    /// Starts on a store: agrees on the identity and the fingerprint secrets.
     pub(crate) async fn start(
         store: Arc<dyn Store>,
         mut settings: Settings,
@@ -114,9 +114,8 @@ impl Engine {
             let secret = store.put_if_absent("secret", Bytes::copy_from_slice(&random::<32>())).await?;
             secrets.push(Secret::new(&secret).map_err(|error| StartError::Secrets(error.to_string()))?);
         }
-        // Some stores walk all records for this, a second for millions: better than refusing their retries for a day.
         let known: Vec<SecretId> = secrets.iter().map(Secret::id).collect();
-        if let Some(missing) = store.find_unknown_secret(known).await? {
+        if let Some(missing) = registered_secrets::agree(&*store, known).await? {
             return Err(StartError::MissingSecret(missing));
         }
         let secrets = Secrets::new(secrets).map_err(|error| StartError::Secrets(error.to_string()))?;
@@ -147,7 +146,6 @@ impl Engine {
         let drain = Drain::default();
         let engine = Engine {
             runtime: Handle::current(),
-            batcher: Batcher::start(store.clone()),
             store,
             secrets: Arc::new(secrets),
             identity,

@@ -113,7 +113,7 @@ impl Engine {
     /// Returns the error of a read that was given up.
     #[cfg(feature = "http")]
     pub(super) fn no_reply(&self) -> StoreError {
-        StoreError::transient(self.store.kind(), "load", "no reply in time")
+        StoreError::transient(self.store.facts().name, "load", "no reply in time")
     }
 }
 

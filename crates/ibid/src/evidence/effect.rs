@@ -13,7 +13,6 @@ use ibid_core::change::{History, HistoryKind as Line};
 use ibid_core::effect::StoredEffect;
 use ibid_core::evidence::{EffectRef, EvidenceQuery, StoredEvidence};
 use ibid_core::machine::{AttemptResponse, EffectEvent, EvidenceVerdict, Observation, judge_effect};
-use ibid_core::response::Response;
 use ibid_core::sql::Database;
 use ibid_core::store::{BoxFuture, Store, StoreError};
 use metrics::counter;
@@ -129,7 +128,7 @@ pub(super) async fn apply(
             (EvidenceVerdict::Stale, _) => EvidenceResult::Stale,
             (EvidenceVerdict::Known, _) => EvidenceResult::Known,
         };
-        ibid.store().dismiss_evidence(vec![kept.seq]).await?;
+        ibid.store().require_evidence()?.dismiss_evidence(vec![kept.evidence.name.clone()]).await?;
         return Ok(result);
     }
     // The effect changed at every try, so another process is working on it. Upkeep tries again.
@@ -149,9 +148,14 @@ pub(crate) async fn apply_earlier_evidence(ibid: &Ibid, effect: &StoredEffect, p
 }
 
 async fn is_open(store: &dyn Store, kept: &StoredEvidence) -> Result<bool, StoreError> {
-    let open = store.open_evidence(EvidenceQuery::Of(kept.evidence.about.id()), OF_SUBJECT_MAX).await?;
+    let open = store
+        .require_evidence()?
+        .open_evidence(EvidenceQuery::Of(kept.evidence.about.id()), None, OF_SUBJECT_MAX)
+        .await?
+        .items;
     // If there are more than can be read, it is taken for open, and what it says is reported.
-    Ok(open.len() as u32 == OF_SUBJECT_MAX || open.iter().any(|open| open.seq == kept.seq))
+    Ok(open.len() as u32 == OF_SUBJECT_MAX
+        || open.iter().any(|open| open.evidence.name == kept.evidence.name))
 }
 
 /// Logs and counts a contradiction, and adds it to the history. The effect stays as it is.
@@ -281,7 +285,7 @@ impl<D: Database> EffectSettler for WorkerHandlers<D> {
 
 /// Returns the result that a webhook reports, before the handler converts it ([`EffectHandler::on_evidence`]).
 fn reported_result(answer: &AttemptResponse) -> CallResult {
-    let response = answer.kept.as_deref().and_then(|bytes| Response::from_bytes(bytes).ok());
+    let response = answer.kept.as_deref().cloned();
     CallResult {
         result: response.as_ref().map(|response| response.body.clone()).unwrap_or_default(),
         provider_id: answer.provider_id.clone(),

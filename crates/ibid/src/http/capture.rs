@@ -95,7 +95,6 @@ pub(super) fn to_stored(
         // buffer, many times its size.
         body: Bytes::copy_from_slice(body),
         trailers: trailers.map(lines).unwrap_or_default(),
-        version: policy.response_version,
     }
 }
 

@@ -188,14 +188,18 @@ async fn each_record(
 ) -> Result<(), StoreError> {
     let mut after = None;
     loop {
+        // Not filtered by the store: a page that matches few records could take longer than a store lets a list run.
         let page = store
-            .list(RecordFilter { created_before, after, limit: PAGE, ..RecordFilter::default() })
+            .require_browse()?
+            .list(RecordFilter { after, limit: PAGE, ..RecordFilter::default() })
             .await?;
-        if !page.iter().all(&mut each) {
+        let is_asked_for =
+            |stored: &&StoredRecord| created_before.is_none_or(|before| stored.record.created_at < before);
+        if !page.items.iter().filter(is_asked_for).all(&mut each) {
             return Ok(());
         }
-        after = page.last().map(|stored| stored.record.id);
-        if page.len() < PAGE as usize {
+        after = page.next;
+        if after.is_none() {
             return Ok(());
         }
     }
@@ -203,8 +207,8 @@ async fn each_record(
 
 /// Returns an instant of the store's clock that is not before any record's creation; `None` if there is no record.
 async fn latest_creation(store: &dyn Store) -> Result<Option<Timestamp>, StoreError> {
-    let some = store.list(RecordFilter { limit: 1, ..RecordFilter::default() }).await?;
-    Ok(some.first().map(|stored| stored.now))
+    let some = store.require_browse()?.list(RecordFilter { limit: 1, ..RecordFilter::default() }).await?;
+    Ok(some.items.first().map(|stored| stored.now))
 }
 
 /// Waits for transactions in which a process may have reserved a key that no other transaction sees yet.

@@ -19,7 +19,8 @@ use crate::random::random;
 /// [`StoreIdentity::with_tenant_secret`]: super::StoreIdentity::with_tenant_secret
 pub async fn tenant_secret(store: &dyn Store) -> Result<Secret, StoreError> {
     let secret = store.put_if_absent(SETTING, Bytes::copy_from_slice(&random::<SECRET_BYTES>())).await?;
-    Secret::new(&secret).map_err(|error| StoreError::lasting(store.kind(), "read the tenant secret", error))
+    Secret::new(&secret)
+        .map_err(|error| StoreError::lasting(store.facts().name, "read the tenant secret", error))
 }
 
 /// The name of the secret's setting in the store.

@@ -8,7 +8,7 @@ use ibid_core::machine::{self, Event, Observation, ObservedBy, Verdict};
 use ibid_core::operator_action::OperatorAction;
 use ibid_core::record::{Nonce, Version};
 use ibid_core::scope::RecordId;
-use ibid_core::store::{RecordFilter, StoreError};
+use ibid_core::store::{Cursor, RecordFilter, StoreError};
 use ibid_core::time::Timestamp;
 
 use super::{Operator, OperatorError};
@@ -48,7 +48,7 @@ pub struct BulkPreview {
     /// Number of matching records that the action cannot change.
     pub left_alone: u64,
     /// The cursor of the next preview, if more records match.
-    pub next: Option<RecordId>,
+    pub next: Option<Cursor>,
 }
 
 /// A record at the version that the operator saw.

@@ -5,9 +5,8 @@ use ibid_core::change::{History, HistoryKind as Line};
 use ibid_core::effect::{EffectFilter, StoredEffect};
 use ibid_core::machine::EffectEvent;
 use ibid_core::operator_action::OperatorAction;
-use ibid_core::scope::RecordId;
 use ibid_core::sql::{SqlError, SqlTx};
-use ibid_core::store::{RecordFilter, SqlStore};
+use ibid_core::store::{Cursor, RecordFilter, SqlStore};
 use tokio::time::Instant;
 
 use super::{Operator, OperatorError, RecordList};
@@ -130,7 +129,7 @@ impl Operator {
     /// Fails if the store cannot be read.
     pub async fn dead_letters(
         &self,
-        records_after: Option<RecordId>,
+        records_after: Option<Cursor>,
         effects_after: i64,
         limit: u32,
     ) -> Result<DeadLetters, OperatorError> {

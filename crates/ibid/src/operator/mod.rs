@@ -33,7 +33,7 @@ use std::sync::Arc;
 
 use ibid_core::change::{History, StoredRecord};
 use ibid_core::scope::{IdPrefix, RecordId};
-use ibid_core::store::{Store, StoreError};
+use ibid_core::store::{Cursor, Page, Store, StoreError};
 use ibid_core::time::Timestamp;
 
 use crate::ibid::Ibid;
@@ -60,7 +60,7 @@ pub struct RecordList {
     /// The records, without their responses.
     pub records: Vec<StoredRecord>,
     /// The cursor of the next page, if there is one.
-    pub next: Option<RecordId>,
+    pub next: Option<Cursor>,
 }
 
 /// One record with its history.
@@ -91,13 +91,8 @@ impl Operator {
     ///
     /// Fails if the store cannot be read.
     pub async fn find(&self, filter: RecordFilter) -> Result<RecordList, StoreError> {
-        let (limit, dead_letters) = (filter.limit as usize, filter.dead_letter);
-        // One more than asked for tells whether there are more.
-        let wider = RecordFilter { limit: filter.limit.saturating_add(1), ..filter };
-        let mut records = self.store.list(wider).await?;
-        let more = records.len() > limit;
-        records.truncate(limit);
-        let next = records.last().filter(|_| more).map(|stored| stored.record.id);
+        let dead_letters = filter.dead_letter;
+        let Page { items: mut records, next } = self.store.require_browse()?.list(filter).await?;
         if dead_letters {
             // A late response may still settle the others.
             records.retain(|stored| stored.record.is_dead_letter(stored.now));
@@ -127,17 +122,17 @@ impl Operator {
     /// Fails if there is none, or if the store cannot be read.
     pub async fn history(&self, id: RecordId) -> Result<RecordHistory, OperatorError> {
         let stored = self.load(id).await?.ok_or(OperatorError::NoSuchRecord)?;
-        Ok(RecordHistory { stored, history: self.store.history(id).await? })
+        Ok(RecordHistory { stored, history: self.store.require_browse()?.history(id).await? })
     }
 
     async fn load(&self, id: RecordId) -> Result<Option<StoredRecord>, StoreError> {
-        Ok(self.store.load(vec![id]).await?.pop().flatten())
+        self.store.load(id).await
     }
 }
 
 impl std::fmt::Debug for Operator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Operator").field("store", &self.store.kind()).finish_non_exhaustive()
+        f.debug_struct("Operator").field("store", &self.store.facts().name).finish_non_exhaustive()
     }
 }
 

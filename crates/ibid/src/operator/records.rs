@@ -22,12 +22,11 @@ use crate::random::nonce;
 /// Builds the response that an operator gives, to be replayed to every retry.
 pub fn answer(status: u16, content_type: &str, body: impl Into<Bytes>) -> AttemptResponse {
     let content_type = ("content-type".to_owned(), Bytes::copy_from_slice(content_type.as_bytes()));
-    let response =
-        Response { status, headers: vec![content_type], body: body.into(), trailers: Vec::new(), version: 0 };
+    let response = Response { status, headers: vec![content_type], body: body.into(), trailers: Vec::new() };
     AttemptResponse {
         status,
         retry_after: false,
-        kept: Some(response.to_bytes()),
+        kept: Some(Arc::new(response)),
         provider_id: None,
         proof: None,
     }
@@ -125,25 +124,23 @@ impl Operator {
     async fn commit(&self, change: &Arc<Change>) -> Result<Commit, StoreError> {
         let mut backoff = Backoff::new(PAUSE_MIN, PAUSE_MAX);
         for _ in 1..COMMIT_TRIES_MAX {
-            match self.store.commit(vec![change.clone()]).await.pop() {
-                Some(Err(error)) if error.is_transient() => {
+            match self.store.commit(change.clone(), None).await {
+                Err(error) if error.is_transient() => {
                     tracing::debug!(
                         error = &error as &dyn std::error::Error,
                         "operator action not written; retrying"
                     );
                 }
-                Some(result) => return result,
-                None => {}
+                result => return result,
             }
             tokio::time::sleep(backoff.next()).await;
         }
-        let result = self.store.commit(vec![change.clone()]).await.pop();
-        result.unwrap_or_else(|| Err(StoreError::transient("any", "commit", "the store returned no result")))
+        self.store.commit(change.clone(), None).await
     }
 
     /// Returns the last line of history that settled the record, or else the last one.
     async fn last(&self, id: RecordId) -> Option<Box<(Timestamp, History)>> {
-        let mut history = self.store.history(id).await.ok()?;
+        let mut history = self.store.browse()?.history(id).await.ok()?;
         let settles = |line: &History| matches!(line.what, HistoryKind::Settled | HistoryKind::Operator);
         let index = history.iter().rposition(|(_, line)| settles(line)).or(history.len().checked_sub(1))?;
         Some(Box::new(history.swap_remove(index)))
@@ -157,9 +154,9 @@ impl Operator {
     }
 }
 
-fn check_size(response: &Bytes, stored: &StoredRecord) -> Result<(), OperatorError> {
+fn check_size(response: &Response, stored: &StoredRecord) -> Result<(), OperatorError> {
     let max = stored.record.policy.max_response_body;
-    let bytes = Response::from_bytes(response).map_or(0, |response| response.body.len() as u64);
+    let bytes = response.body.len() as u64;
     if bytes > max { Err(OperatorError::TooLarge { bytes, max }) } else { Ok(()) }
 }
 

@@ -315,7 +315,7 @@ pub(crate) async fn answer(
         AttemptResponse {
             status: response.status,
             retry_after: false,
-            kept: fits.then(|| response.to_bytes()),
+            kept: fits.then(|| Arc::new(response.clone())),
             provider_id: None,
             proof: None,
         }

@@ -69,7 +69,7 @@ async fn deliver_once(ibid: &Ibid, runner: &Arc<dyn Resume>) -> Result<u64, Stor
     // Waits only while all permits are taken. The semaphore is never closed.
     drop(permits.acquire().await);
     let free = u32::try_from(permits.available_permits()).unwrap_or(DELIVERY_BATCH).clamp(1, DELIVERY_BATCH);
-    let due = ibid.store().due(State::Pending, free).await?;
+    let due = ibid.store().due(State::Pending, None, free).await?.items;
     let claims = due.into_iter().filter_map(|stored| {
         let permit = permits.clone().try_acquire_owned().ok()?;
         let (reply, is_claimed) = oneshot::channel();

@@ -15,12 +15,12 @@ use crate::ibid::Ibid;
 ///
 /// Fails if the store does. The next round starts over.
 pub async fn apply_evidence_once(ibid: &Ibid) -> Result<u64, StoreError> {
-    let (mut settled, mut after) = (0, 0);
+    let Some(store) = ibid.store().evidence() else { return Ok(0) };
+    let (mut settled, mut after) = (0, None);
     for _ in 0..BATCHES_MAX {
-        let batch = ibid.store().open_evidence(EvidenceQuery::After(after), BATCH).await?;
-        let Some(last) = batch.last() else { break };
-        after = last.seq;
-        let full = batch.len() as u32 == BATCH;
+        let page = store.open_evidence(EvidenceQuery::All, after, BATCH).await?;
+        let batch = page.items;
+        after = page.next;
         let mut useless = Vec::new();
         for (stored, verdict) in batch.iter().zip(evidence::judge_all(ibid, &batch).await?) {
             match verdict {
@@ -38,20 +38,20 @@ pub async fn apply_evidence_once(ibid: &Ibid) -> Result<u64, StoreError> {
                     }
                 }
                 EvidenceVerdict::Stale | EvidenceVerdict::Premature | EvidenceVerdict::Known => {
-                    useless.push(stored.seq);
+                    useless.push(stored.evidence.name.clone());
                 }
                 EvidenceVerdict::Early => {}
             }
         }
         if !useless.is_empty() {
-            ibid.store().dismiss_evidence(useless).await?;
+            store.dismiss_evidence(useless).await?;
         }
-        if !full {
+        if after.is_none() {
             break;
         }
     }
     for _ in 0..BATCHES_MAX {
-        if ibid.store().purge_evidence(PURGE_BATCH).await? < u64::from(PURGE_BATCH) {
+        if store.purge_evidence(PURGE_BATCH).await? < u64::from(PURGE_BATCH) {
             break;
         }
         // Lets requests run between two batches.

@@ -4,15 +4,15 @@
 //! their record for as long as [`Retention`] says. Each step adapts its size to how long the last one blocked other writers,
 //! and is followed by a pause in proportion to it. Any number of reapers may run at once: each row is removed once.
 
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use ibid_core::change::Commit;
 use ibid_core::machine::{self, Event, Verdict};
-use ibid_core::reap::{CURSOR_START, ReapCount, ReapStep, ReapTarget};
+use ibid_core::reap::{ReapCount, ReapStep, ReapTarget};
 use ibid_core::record::State;
-use ibid_core::store::{Store, StoreError};
-use metrics::{counter, gauge};
+use ibid_core::store::{Cursor, RowCount, Store, StoreError};
+use metrics::{Gauge, counter, gauge};
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
 use super::unknown::expire_unknown;
@@ -55,6 +55,8 @@ pub struct ReapStats {
     pub effects: u64,
     /// History lines that were removed.
     pub history: u64,
+    /// Policies that were removed, because no record can name them any more.
+    pub policies: u64,
     /// Pages of the database file that were returned to the file system.
     pub pages: u64,
     /// Expired records that stay, because rows of the application reference them.
@@ -84,7 +86,6 @@ pub async fn reap_once(ibid: &Ibid, keep: Retention) -> Result<ReapStats, StoreE
     let expired = expire_unknown(&**ibid.store()).await;
     let limits = RoundLimits { deadline: Instant::now() + ROUND_FOR_MAX, cursors: &ibid.upkeep().cursors };
     let stats = round(&**ibid.store(), keep, Some(&limits), |_| {}).await;
-    // Counting scans the whole table on some stores, so it is part of the chore that runs least often.
     let count = count_records(ibid).await;
     let (settled, stats) = (settled?, stats?);
     count?;
@@ -147,15 +148,21 @@ async fn reap_target(
     mut on_step: impl FnMut(&ReapStep),
 ) -> Result<bool, StoreError> {
     let saved = limits.and_then(|limits| limits.cursors.get(target));
-    let mut cursor = saved.map_or(CURSOR_START, |saved| saved.load(Ordering::Relaxed));
-    let (mut pacer, mut skipped) = (Pacer::new(store), 0);
+    let mut cursor = saved.and_then(|saved| saved.lock().clone());
+    let (mut pacer, mut skipped) = (Pacer::default(), 0);
     loop {
         let step = store.reap(target, cursor, pacer.batch).await?;
+        if let (ReapTarget::Records, Some(_)) = (target, limits) {
+            gauge!(telemetry::REAP_BEHIND).set(step.behind.unwrap_or_default().as_secs_f64());
+        }
         on_step(&step);
         if let Some(saved) = saved {
-            saved.store(step.next.unwrap_or(CURSOR_START), Ordering::Relaxed);
+            saved.lock().clone_from(&step.next);
         }
-        let Some(next) = step.next else { return Ok(true) };
+        cursor = step.next;
+        if cursor.is_none() {
+            return Ok(true);
+        }
         if let Some(limits) = limits {
             if matches!(target, ReapTarget::Effects { .. } | ReapTarget::History { .. }) {
                 skipped += u64::from(pacer.batch).saturating_sub(step.removed);
@@ -168,8 +175,7 @@ async fn reap_target(
                 return Ok(false);
             }
         }
-        cursor = next;
-        sleep(pacer.pause_after(step.took)).await;
+        sleep(pacer.pause_after(step.took, step.behind)).await;
     }
 }
 
@@ -178,27 +184,20 @@ async fn reap_target(
 ///
 /// Each round continues at its cursor, and starts over after the last row. Otherwise each round would look at all of these
 /// rows again, and rows behind more of them than fit into one round would never be reached.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct ReapCursors {
-    records: AtomicI64,
-    effects: AtomicI64,
-    history: AtomicI64,
-}
-
-impl Default for ReapCursors {
-    fn default() -> Self {
-        let start = || AtomicI64::new(CURSOR_START);
-        ReapCursors { records: start(), effects: start(), history: start() }
-    }
+    records: Mutex<Option<Cursor>>,
+    effects: Mutex<Option<Cursor>>,
+    history: Mutex<Option<Cursor>>,
 }
 
 impl ReapCursors {
-    fn get(&self, target: ReapTarget) -> Option<&AtomicI64> {
+    fn get(&self, target: ReapTarget) -> Option<&Mutex<Option<Cursor>>> {
         match target {
             ReapTarget::Records => Some(&self.records),
             ReapTarget::Effects { .. } => Some(&self.effects),
             ReapTarget::History { .. } => Some(&self.history),
-            ReapTarget::Room => None,
+            ReapTarget::Policies | ReapTarget::Room => None,
         }
     }
 }
@@ -209,7 +208,7 @@ impl ReapCursors {
 ///
 /// Fails if the store cannot be read.
 pub async fn reap_preview(store: &dyn Store, keep: Retention) -> Result<ReapPreview, StoreError> {
-    let [records, effects, history, _] = reap_targets(keep);
+    let (store, [records, effects, history, ..]) = (store.require_browse()?, reap_targets(keep));
     Ok(ReapPreview {
         records: store.count_reapable(records).await?,
         effects: store.count_reapable(effects).await?.remove,
@@ -218,12 +217,13 @@ pub async fn reap_preview(store: &dyn Store, keep: Retention) -> Result<ReapPrev
 }
 
 /// Returns the targets in their order. Records come first, because effects and history lines may go once their record has.
-fn reap_targets(keep: Retention) -> [ReapTarget; 4] {
+fn reap_targets(keep: Retention) -> [ReapTarget; 5] {
     let Retention { effects, history } = keep;
     [
         ReapTarget::Records,
         ReapTarget::Effects { keep: effects },
         ReapTarget::History { keep: history },
+        ReapTarget::Policies,
         ReapTarget::Room,
     ]
 }
@@ -239,6 +239,7 @@ impl ReapStats {
             }
             ReapTarget::Effects { .. } => self.effects += step.removed,
             ReapTarget::History { .. } => self.history += step.removed,
+            ReapTarget::Policies => self.policies += step.removed,
             ReapTarget::Room => self.pages += step.removed,
         }
     }
@@ -247,27 +248,28 @@ impl ReapStats {
 /// Adapts the batch size to the duration of the last step, and computes the pause after it.
 struct Pacer {
     batch: u32,
-    batch_max: u32,
-    /// Pause after a step, as a multiple of its duration.
-    pause: u32,
+}
+
+impl Default for Pacer {
+    fn default() -> Self {
+        Pacer { batch: BATCH_FIRST }
+    }
 }
 
 impl Pacer {
-    fn new(store: &dyn Store) -> Pacer {
-        let (batch_max, pause) = match store.shares_commits() {
-            true => (BATCH_MAX_SHARED, PAUSE_PARTS_SHARED),
-            false => (BATCH_MAX, PAUSE_PARTS),
-        };
-        Pacer { batch: BATCH_FIRST, batch_max, pause }
-    }
-
-    /// Adapts the batch size to a step that took this long. Returns how long to leave the store to others.
-    fn pause_after(&mut self, took: Duration) -> Duration {
+    /// Adapts the batch size to a step that took this long. Returns how long to leave the store to others: less, if the
+    /// reaper is `behind`.
+    fn pause_after(&mut self, took: Duration, behind: Option<Duration>) -> Duration {
         let ratio = STEP_FOR.as_secs_f64() / took.as_secs_f64().max(f64::EPSILON);
         // By at most a factor of two, because one step may have met a checkpoint, or found nothing to do.
         let batch = f64::from(self.batch) * ratio.clamp(0.5, 2.0);
-        self.batch = (batch as u32).clamp(BATCH_MIN, self.batch_max);
-        took.saturating_mul(self.pause).min(PAUSE_MAX)
+        self.batch = (batch as u32).clamp(BATCH_MIN, BATCH_MAX);
+        let parts = match behind.unwrap_or_default() {
+            behind if behind >= FAR_BEHIND => 0,
+            behind if behind >= BEHIND => 1,
+            _ => PAUSE_PARTS,
+        };
+        took.saturating_mul(parts).min(PAUSE_MAX)
     }
 }
 
@@ -275,7 +277,7 @@ impl Pacer {
 /// process.
 async fn settle_unclaimed(ibid: &Ibid) -> Result<u64, StoreError> {
     let mut settled = 0;
-    for stored in ibid.store().due(State::Pending, PENDING_BATCH).await? {
+    for stored in ibid.store().due(State::Pending, None, PENDING_BATCH).await?.items {
         let settlement = ibid
             .engine()
             .write_until_done(Some(stored), GiveUp::Soon, |nonce| Event::NeverClaimed { nonce })
@@ -290,15 +292,13 @@ async fn answer_unclaimed(store: &dyn Store) -> Result<u64, StoreError> {
     let mut settled = 0;
     loop {
         let before = settled;
-        for stored in store.due(State::Pending, PENDING_BATCH).await? {
+        for stored in store.due(State::Pending, None, PENDING_BATCH).await?.items {
             let event = Event::NeverClaimed { nonce: nonce() };
             let Verdict::Write(change, _) = machine::decide(Some(&stored.record), &event, stored.now) else {
                 continue;
             };
             // On a conflict, another process has claimed the record meanwhile and keeps it.
-            if let Some(commit) = store.commit(vec![change]).await.pop() {
-                settled += u64::from(matches!(commit?, Commit::Done(_)));
-            }
+            settled += u64::from(matches!(store.commit(change, None).await?, Commit::Done(_)));
         }
         if settled == before {
             return Ok(settled);
@@ -307,15 +307,20 @@ async fn answer_unclaimed(store: &dyn Store) -> Result<u64, StoreError> {
 }
 
 async fn count_records(ibid: &Ibid) -> Result<(), StoreError> {
-    let counts = ibid.store().count().await?;
+    // A store that cannot be browsed has no such gauges.
+    let Some(browse) = ibid.store().browse() else { return Ok(()) };
+    let counts = browse.count().await?;
+    let set = |gauge: Gauge, count: RowCount| {
+        if let Some(count) = count.value() {
+            gauge.set(count as f64);
+        }
+    };
     for (state, count) in State::ALL.into_iter().zip(counts.by_state) {
-        gauge!(telemetry::RECORDS, "state" => state.name()).set(count as f64);
+        set(gauge!(telemetry::RECORDS, "state" => state.name()), count);
     }
-    let unknown = State::ALL.into_iter().zip(counts.oldest).find(|(state, _)| *state == State::Unknown);
-    let since = unknown.and_then(|(_, since)| since).unwrap_or_default();
-    gauge!(telemetry::OLDEST_UNKNOWN).set(since.as_secs_f64());
+    gauge!(telemetry::OLDEST_UNKNOWN).set(counts.oldest_unknown.unwrap_or_default().as_secs_f64());
     for (kind, letters) in [("records", counts.dead_letters), ("effects", counts.dead_effects)] {
-        gauge!(telemetry::DEAD_LETTERS, "kind" => kind).set(letters as f64);
+        set(gauge!(telemetry::DEAD_LETTERS, "kind" => kind), letters);
     }
     Ok(())
 }
@@ -336,16 +341,16 @@ const BATCH_MIN: u32 = 32;
 /// Most rows of a step, however fast the store is. If the store suddenly becomes slow, the current step must not take long.
 const BATCH_MAX: u32 = 1000;
 
-/// Most rows of a step on a store with one writer for all, where a commit that meets a step waits for the whole of it.
-const BATCH_MAX_SHARED: u32 = 100;
-
 /// Pause after a step, as a multiple of its duration: the reaper uses at most a fifth of the store's time. With 2, a third
 /// of the time, the p99 of requests on PostgreSQL was 1.7 times the p99 without a reaper (two cores, both busy).
 const PAUSE_PARTS: u32 = 4;
 
-/// Pause after a step, as a multiple of its duration, on a store with one writer for all: the reaper uses at most a tenth of
-/// its time. Removing a row writes about as many pages as inserting one.
-const PAUSE_PARTS_SHARED: u32 = 9;
+/// Backlog at which the reaper uses half of the store's time: a few rounds were not enough.
+const BEHIND: Duration = Duration::from_secs(2 * 60);
+
+/// Backlog at which the reaper pauses no longer: rows arrive faster than they go, and a table that grows without end is worse
+/// than slower requests.
+const FAR_BEHIND: Duration = Duration::from_secs(10 * 60);
 
 /// Longest pause after a step. A store that is slower than this has other problems, and longer pauses would not help.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -405,20 +410,26 @@ mod tests {
 
     #[test]
     fn a_slow_step_is_followed_by_a_smaller_one_and_a_longer_pause() {
-        let mut pacer = Pacer { batch: 400, batch_max: BATCH_MAX, pause: PAUSE_PARTS };
-        assert_eq!(pacer.pause_after(Duration::from_millis(50)), Duration::from_millis(200));
-        assert_eq!(pacer.batch, 200, "by half at most");
-        assert_eq!(pacer.pause_after(Duration::from_millis(5)), Duration::from_millis(20));
-        assert_eq!(pacer.batch, 200, "as it should be");
-        pacer.pause_after(Duration::from_millis(4));
-        assert_eq!(pacer.batch, 250, "in proportion");
-        for _ in 0..20 {
-            pacer.pause_after(Duration::from_secs(9));
-        }
-        assert_eq!((pacer.batch, pacer.pause_after(Duration::from_secs(9))), (BATCH_MIN, PAUSE_MAX));
-        for _ in 0..20 {
-            pacer.pause_after(Duration::ZERO);
-        }
-        assert_eq!(pacer.batch, BATCH_MAX);
+        let mut pacer = Pacer { batch: 400 };
+        let mut pause_after = |millis| {
+            let pause = pacer.pause_after(Duration::from_millis(millis), None);
+            (pacer.batch, pause)
+        };
+        assert_eq!(pause_after(50), (200, Duration::from_millis(200)), "by half at most");
+        assert_eq!(pause_after(5), (200, Duration::from_millis(20)), "as it should be");
+        assert_eq!(pause_after(4).0, 250, "in proportion");
+        let slow = (0..20).map(|_| pause_after(9000)).last();
+        assert_eq!(slow, Some((BATCH_MIN, PAUSE_MAX)));
+        let quick = (0..20).map(|_| pause_after(0)).last();
+        assert_eq!(quick, Some((BATCH_MAX, Duration::ZERO)));
+    }
+
+    #[test]
+    fn a_reaper_that_is_behind_pauses_less() {
+        let step = Duration::from_millis(5);
+        let pause = |behind| Pacer::default().pause_after(step, Some(behind));
+        assert_eq!(pause(Duration::from_secs(1)), step * PAUSE_PARTS);
+        assert_eq!(pause(BEHIND), step);
+        assert_eq!(pause(FAR_BEHIND), Duration::ZERO);
     }
 }

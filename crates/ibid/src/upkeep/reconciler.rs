@@ -157,32 +157,24 @@ pub async fn reconcile_with_progress(
     let mut stats = ReconcileStats::default();
     let lookup = ibid.upkeep().lookup.0.lock().clone();
     let Some(lookup) = lookup else { return Ok(stats) };
-    // Records that this process cannot look up stay due, in the same order. The next batch reads that many more rows, to
-    // reach the records behind them.
-    let mut not_ours = 0;
+    // Records that this process cannot look up stay due. The cursor goes past them to those behind.
+    let mut after = None;
     for _ in 0..BATCHES_MAX {
-        let due = ibid.engine().due(State::Unknown, BATCH + not_ours).await?;
-        let full = due.len() as u32 == BATCH + not_ours;
-        not_ours = 0;
+        let page = ibid.engine().due(State::Unknown, after, BATCH).await?;
+        after = page.next;
         let (mut turns, mut lookups) = (HashMap::new(), Vec::new());
-        for stored in due {
+        for stored in page.items {
             let rule = stored.record.policy.reconcile.as_ref().filter(|_| may_be_looked_up(&stored.record));
             let rule = rule.filter(|rule| {
                 // After a jump of the store's clock, two lookups may be closer together than their times say. All wait.
                 lookup.asks(rule) && !ibid.engine().is_clock_unsure(rule.settle)
             });
-            let Some(rule) = rule else {
-                not_ours += 1;
-                continue;
-            };
+            let Some(rule) = rule else { continue };
             let route = rule.route.clone().unwrap_or_else(|| "*".to_owned());
             let turn: &mut u32 = turns.entry(route.clone()).or_default();
             let at = Instant::now() + PACE * *turn;
             *turn += 1;
             lookups.push(look_up(ibid, &*lookup, stored, route, at));
-            if lookups.len() as u32 == BATCH {
-                break;
-            }
         }
         let asked = lookups.len() as u64;
         for step in join_all(lookups).await {
@@ -192,7 +184,7 @@ pub async fn reconcile_with_progress(
         stats.asked += asked;
         on_batch(&stats);
         // A record that was looked up is due later, so a round ends.
-        if !full {
+        if after.is_none() {
             break;
         }
     }
@@ -269,7 +261,7 @@ async fn ask(lookup: &dyn OutcomeLookup, record: &Record, policy: &Policy) -> Ob
         }
         LookupResult::Executed(response) => {
             let response = response.repeatable(policy);
-            Observation::Executed(executed(response.status, Some(response.to_bytes())))
+            Observation::Executed(executed(response.status, Some(Arc::new(response))))
         }
         LookupResult::ExecutedNotKept(status) => Observation::Executed(executed(status, None)),
         LookupResult::NotExecuted => Observation::NotExecuted,

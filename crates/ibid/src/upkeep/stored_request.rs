@@ -64,7 +64,7 @@ impl StoredRequest {
         runner: &dyn Resume,
         record: &Record,
     ) -> Result<Option<StoredRequest>, StoreError> {
-        let bodies = ibid.store().bodies(record.id, record.birth).await?;
+        let bodies = ibid.store().require_bodies()?.bodies(record.id, record.birth).await?;
         let request = bodies.into_iter().find(|(kind, _)| *kind == BodyKind::Request.code());
         Ok(request.and_then(|(_, bytes)| {
             let ask = Arc::new(runner.ask(record, &bytes)?);

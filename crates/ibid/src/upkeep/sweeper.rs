@@ -6,7 +6,7 @@ use ibid_core::change::StoredRecord;
 use ibid_core::machine::{Decision, Event};
 use ibid_core::policy::OnLapse;
 use ibid_core::record::State;
-use ibid_core::store::StoreError;
+use ibid_core::store::{Page, StoreError};
 use metrics::gauge;
 use tokio::time::Instant;
 
@@ -35,15 +35,17 @@ pub async fn sweep_with_progress(ibid: &Ibid, mut on_batch: impl FnMut(u64)) -> 
     ibid.engine().breaker.publish_gauge();
     let mut swept = 0;
     for state in [State::InProgress, State::Retryable] {
+        // Records that cannot be settled now stay due. The cursor goes past them to those behind.
+        let mut after = None;
         for _ in 0..SWEEP_BATCHES_MAX {
-            let due = ibid.engine().due(state, SWEEP_BATCH).await?;
-            let full = due.len() as u32 == SWEEP_BATCH;
+            let Page { items: due, next } = ibid.engine().due(state, after, SWEEP_BATCH).await?;
+            after = next;
             // All at once, so that they share commits.
             let settled =
                 join_all(due.into_iter().map(|stored| sweep(ibid, stored))).await.into_iter().sum::<u64>();
             swept += settled;
             on_batch(swept);
-            if !full || settled == 0 {
+            if after.is_none() {
                 break;
             }
         }

@@ -15,34 +15,27 @@ use crate::telemetry;
 ///
 /// Writes to the store directly, not through the engine. A duplicate that waits in this process notices at its next poll.
 pub(super) async fn expire_unknown(store: &dyn Store) -> Result<u64, StoreError> {
-    let (mut expired, mut skipped) = (0, 0);
+    let (mut expired, mut after) = (0, None);
     for _ in 0..BATCHES_MAX {
-        let due = store.due(State::Unknown, BATCH + skipped).await?;
-        let full = due.len() as u32 == BATCH + skipped;
-        let before = expired;
-        skipped = 0;
-        for stored in due {
+        let page = store.due(State::Unknown, after, BATCH).await?;
+        after = page.next;
+        for stored in page.items {
             let event = Event::Outlived { nonce: nonce() };
             let verdict = machine::decide(Some(&stored.record), &event, stored.now);
-            let Verdict::Write(change, _) = verdict else {
-                skipped += 1;
-                continue;
-            };
+            let Verdict::Write(change, _) = verdict else { continue };
             if has_open_effect(store, &stored.record).await? {
-                skipped += 1;
                 continue;
             }
-            match store.commit(vec![change]).await.pop() {
-                Some(Ok(Commit::Done(_))) => expired += 1,
+            match store.commit(change, None).await? {
+                Commit::Done(_) => expired += 1,
                 // Another process was first, or the record was settled.
-                Some(Ok(Commit::Conflict(_))) | None => continue,
-                Some(Err(error)) => return Err(error),
+                Commit::Conflict(_) => continue,
             }
             let route = stored.record.policy.route.clone().unwrap_or_else(|| "*".to_owned());
             tracing::warn!(record = %stored.record.id.short(), %route, "unknown outcome expired after `unknown_retention`");
             counter!(telemetry::UNKNOWN_EXPIRED, "route" => route).increment(1);
         }
-        if !full || expired == before {
+        if after.is_none() {
             break;
         }
     }

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use ibid_core::effect::is_downstream_key;
 use ibid_core::evidence::{EffectRef, EventName};
@@ -113,7 +115,6 @@ impl HookMapping {
         verified: &VerifiedHook,
         payload: &Bytes,
         now_secs: i64,
-        response_version: u32,
     ) -> Result<Option<MappedEvent>, MissingField> {
         if serde_json::from_slice::<IgnoredAny>(payload).is_err() {
             return Err(MissingField("JSON"));
@@ -121,7 +122,7 @@ impl HookMapping {
         let outcome = text(&self.outcome, payload).ok_or(MissingField("outcome"))?;
         let executed = self.executed.iter().find(|(value, _)| *value == outcome).map(|(_, status)| *status);
         let what = match executed {
-            Some(status) => Observation::Executed(self.answer(status, payload, response_version)?),
+            Some(status) => Observation::Executed(self.answer(status, payload)?),
             None if self.not_executed.contains(&outcome) => Observation::NotExecuted,
             None => return Ok(None),
         };
@@ -146,12 +147,7 @@ impl HookMapping {
         Ok(Some(MappedEvent { named, what, name: EventName { source: source.to_owned(), event }, age }))
     }
 
-    fn answer(
-        &self,
-        status: u16,
-        payload: &Bytes,
-        response_version: u32,
-    ) -> Result<AttemptResponse, MissingField> {
+    fn answer(&self, status: u16, payload: &Bytes) -> Result<AttemptResponse, MissingField> {
         let body = self.body.find(payload).ok_or(MissingField("body"))?;
         let json = Bytes::from_static(b"application/json");
         let response = Response {
@@ -159,7 +155,6 @@ impl HookMapping {
             headers: vec![("content-type".to_owned(), json)],
             body: payload.slice_ref(body),
             trailers: Vec::new(),
-            version: response_version,
         };
         let provider_id = self.provider_id.as_ref().and_then(|pointer| text(pointer, payload));
         if provider_id.as_ref().is_some_and(|id| !is_name(id)) {
@@ -168,7 +163,7 @@ impl HookMapping {
         Ok(AttemptResponse {
             status,
             retry_after: false,
-            kept: Some(response.to_bytes()),
+            kept: Some(Arc::new(response)),
             provider_id,
             proof: None,
         })

@@ -182,8 +182,7 @@ where
         tracing::warn!(target: "ibid::security", source, "webhook refused: unknown source or bad signature");
         return refused(Refusal::HookRefused);
     };
-    let version = entry.policy.response_version;
-    let event = match hook.mapping.read(&hook.name, &verified, &body, now.as_secs(), version) {
+    let event = match hook.mapping.read(&hook.name, &verified, &body, now.as_secs()) {
         Ok(Some(event)) => event,
         Ok(None) => {
             telemetry::count_hook(&hook.name, "ignored");

@@ -1,0 +1,49 @@
+//! The fingerprint secrets that records of a store may name, kept as a setting, so that a start need not search the records.
+
+use bytes::Bytes;
+use ibid_core::fingerprint::SecretId;
+use ibid_core::store::{SetOutcome, Store, StoreError};
+
+/// Registers the secrets of this process. Returns a registered secret that this process lacks and that records still name.
+///
+/// The secrets are registered before the first record is written under one of them. Records are searched only if a
+/// registered secret is not among `known`: an operator has taken it out of the configuration. If no record names it any
+/// more, it is taken off the list.
+pub(super) async fn agree(store: &dyn Store, known: Vec<SecretId>) -> Result<Option<SecretId>, StoreError> {
+    loop {
+        let stored = store.setting(SETTING).await?;
+        let registered = stored.as_deref().map(parse).unwrap_or_default();
+        let missing = registered.iter().find(|id| !known.contains(id));
+        if missing.is_none() && known.iter().all(|id| registered.contains(id)) {
+            return Ok(None);
+        }
+        if let Some(missing) = missing {
+            tracing::warn!(secret = %missing, "a registered secret is not configured; searching records that name it");
+            let found = match store.browse() {
+                Some(browse) => browse.find_unknown_secret(known.clone()).await?,
+                // Without a way to search, a registered secret counts as needed.
+                None => Some(*missing),
+            };
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        // On a lost race another process has registered its own: read the list again.
+        if let SetOutcome::Won = store.compare_and_set(SETTING, stored, print(&known)).await? {
+            return Ok(None);
+        }
+    }
+}
+
+/// One secret id per line.
+fn print(secrets: &[SecretId]) -> Bytes {
+    secrets.iter().map(|id| format!("{id}\n")).collect::<String>().into()
+}
+
+/// Parses a list; a line that is no secret id is passed over.
+fn parse(text: &[u8]) -> Vec<SecretId> {
+    String::from_utf8_lossy(text).lines().filter_map(|line| line.parse().ok()).collect()
+}
+
+/// Name of the setting.
+const SETTING: &str = "secrets";

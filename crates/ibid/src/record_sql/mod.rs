@@ -1,0 +1,315 @@
+//! The SQL statements that write and read records, once per dialect, and a change applied through them.
+//!
+//! They run inside a caller's transaction (`transaction`), and in the stores' own: `RecordColumns` gives the values, and the
+//! `.sql` files beside this one name the columns. Like a store this compares versions and instants and does not interpret
+//! states. It knows no driver.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ibid_core::change::{BodyKind, Change, Expect, History, InstantChange, Stamp, StoredRecord};
+use ibid_core::policy::Policy;
+use ibid_core::record::{Nonce, Record};
+use ibid_core::row::{self, RECORD_COLUMNS, RecordColumns, RowCells, UnreadableRow, bits, micros};
+use ibid_core::scope::RecordId;
+use ibid_core::sql::Type::{Bytes as Blob, I64};
+use ibid_core::sql::{Dialect, Param, SqlError, SqlRow, SqlTx, Statement, Type, Value};
+use ibid_core::store::SqlStore;
+use ibid_core::time::Timestamp;
+
+/// A record as a transaction sees it.
+#[derive(Debug)]
+pub(crate) struct ReadRecord {
+    pub(crate) stored: StoredRecord,
+    /// The number of its policy: a change under the same rules names it again.
+    pub(crate) policy: i64,
+}
+
+/// What a store asks of the statements that write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WriteOptions {
+    /// The store's clock, where statements can't read it themselves.
+    pub(crate) now: Option<Timestamp>,
+    /// Whether the commit must survive a crash. The statement then raises the transaction's `synchronous_commit`, because
+    /// the commit of the caller's session is what counts.
+    must_be_durable: bool,
+}
+
+impl WriteOptions {
+    pub(crate) fn of(store: &dyn SqlStore) -> WriteOptions {
+        WriteOptions { now: store.now(), must_be_durable: store.must_be_durable() }
+    }
+
+    /// Returns the durability as the statements take it.
+    pub(crate) fn lasts(self) -> Param<'static> {
+        Param::Bool(self.must_be_durable)
+    }
+}
+
+/// Locks a record until the transaction ends; from then on the lock is the lease.
+pub(crate) async fn lock(
+    tx: &mut dyn SqlTx,
+    id: &RecordId,
+    now: Option<Timestamp>,
+    lease: Duration,
+) -> Result<Option<ReadRecord>, SqlError> {
+    let statement = in_dialect(tx, &LOCK);
+    let idle_ms = i64::try_from(lease.as_millis()).unwrap_or(i64::MAX).min(IDLE_MS_MAX);
+    let params = [Param::Bytes(id.as_bytes()), instant(now), Param::I64(idle_ms)];
+    let rows = tx.query(statement, &params).await?;
+    rows.into_iter().next().map(read_row).transpose()
+}
+
+/// Reads a record as the transaction sees it.
+pub(crate) async fn read(
+    tx: &mut dyn SqlTx,
+    id: &RecordId,
+    now: Option<Timestamp>,
+) -> Result<Option<ReadRecord>, SqlError> {
+    let statement = in_dialect(tx, &READ);
+    let rows = tx.query(statement, &[Param::Bytes(id.as_bytes()), instant(now)]).await?;
+    rows.into_iter().next().map(read_row).transpose()
+}
+
+/// Applies all of a change to the record that was stored `before`. Returns `None` if something else is stored than the change
+/// expects.
+pub(crate) async fn apply(
+    tx: &mut dyn SqlTx,
+    change: &Change,
+    before: Option<&Record>,
+    policy: i64,
+    options: WriteOptions,
+) -> Result<Option<Stamp>, SqlError> {
+    let Some(columns) = RecordColumns::of(change, policy) else {
+        return Err(SqlError::wrong("a change that writes the record"));
+    };
+    let Some(now) = write_row(tx, change, &columns, options).await? else { return Ok(None) };
+    let draft = columns.draft;
+    let is_new_generation =
+        draft.created != InstantChange::Keep || before.is_none_or(|before| before.birth != draft.birth);
+    let created_at = match (before, draft.created) {
+        (Some(before), InstantChange::Keep) => before.created_at,
+        _ => now,
+    };
+    if let Some(before) = before.filter(|_| change.clears_bodies || is_new_generation) {
+        clear_bodies(tx, &change.id, before.birth, before.created_at).await?;
+    }
+    // A body apart that a smaller response replaces stays until its generation goes: readers take the one in the row.
+    let apart = columns.body_apart().map(|data| (BodyKind::RESPONSE, data));
+    for (kind, data) in
+        apart.into_iter().chain(change.bodies.iter().map(|body| (body.kind.code(), &body.data)))
+    {
+        let statement = in_dialect(tx, &BODY_PUT);
+        let [id, birth, born_at] = body_key(&change.id, draft.birth, created_at);
+        tx.execute(statement, &[id, birth, born_at, Param::I64(i64::from(kind)), Param::Bytes(data)]).await?;
+    }
+    for line in &change.history {
+        add_history(tx, &change.id, line, options.now).await?;
+    }
+    Ok(Some(Stamp { now }))
+}
+
+async fn write_row(
+    tx: &mut dyn SqlTx,
+    change: &Change,
+    columns: &RecordColumns<'_>,
+    options: WriteOptions,
+) -> Result<Option<Timestamp>, SqlError> {
+    let mut params = columns.params().to_vec();
+    params.extend([instant(options.now), options.lasts()]);
+    let (expected, must_be_due) = match change.expect {
+        Expect::Absent => {
+            return written_at(tx.query(in_dialect(tx, &INSERT), &params).await?);
+        }
+        Expect::Version(version) => (version, false),
+        Expect::Due(version) => (version, true),
+        Expect::Anything => return Err(SqlError::wrong("a change that says what it expects")),
+    };
+    params.extend([
+        Param::I64(i64::from(expected.count)),
+        Param::I64(bits(expected.nonce)),
+        Param::Bool(must_be_due),
+    ]);
+    written_at(tx.query(in_dialect(tx, &UPDATE), &params).await?)
+}
+
+/// Deletes all bodies of one generation.
+async fn clear_bodies(
+    tx: &mut dyn SqlTx,
+    id: &RecordId,
+    birth: Nonce,
+    created_at: Timestamp,
+) -> Result<(), SqlError> {
+    let statement = in_dialect(tx, &BODY_CLEAR);
+    tx.execute(statement, &body_key(id, birth, created_at)).await.map(drop)
+}
+
+/// SQLite keys bodies by the record, PostgreSQL by the generation and its first instant; the schemas say why.
+fn body_key(id: &RecordId, birth: Nonce, created_at: Timestamp) -> [Param<'_>; 3] {
+    [Param::Bytes(id.as_bytes()), Param::I64(bits(birth)), Param::I64(created_at.as_micros())]
+}
+
+/// Adds a line to a record's history.
+pub(crate) async fn add_history(
+    tx: &mut dyn SqlTx,
+    id: &RecordId,
+    line: &History,
+    now: Option<Timestamp>,
+) -> Result<(), SqlError> {
+    let statement = in_dialect(tx, &HISTORY_ADD);
+    let params =
+        [Param::Bytes(id.as_bytes()), instant(now), Param::Text(line.what.name()), Param::Text(&line.detail)];
+    tx.execute(statement, &params).await.map(drop)
+}
+
+fn written_at(rows: Vec<SqlRow>) -> Result<Option<Timestamp>, SqlError> {
+    rows.into_iter().next().map(|mut row| row.i64().map(Timestamp::from_micros)).transpose()
+}
+
+/// Reads the columns of a record; behind them are the store's time and the policy.
+fn read_row(mut row: SqlRow) -> Result<ReadRecord, SqlError> {
+    let (policy, now) = (row.last()?, row.last()?);
+    let (Value::Bytes(policy), Value::I64(now)) = (policy, now) else {
+        return Err(SqlError::wrong("the store's time and a policy"));
+    };
+    let policy = Policy::from_bytes(&policy).ok_or_else(|| SqlError::wrong("a readable policy"))?;
+    let mut number = 0;
+    let read = row::read_record(&mut SqlCells { row: &mut row }, |named| {
+        number = named;
+        Ok(Arc::new(policy))
+    });
+    let (record, response) = read.map_err(|error| SqlError::wrong(error.0))?;
+    let now = Timestamp::from_micros(now);
+    Ok(ReadRecord { stored: StoredRecord { record: Arc::new(record), response, now }, policy: number })
+}
+
+struct SqlCells<'a> {
+    row: &'a mut SqlRow,
+}
+
+impl SqlCells<'_> {
+    fn value(&mut self) -> Result<Value, UnreadableRow> {
+        self.row.value().map_err(|_| UnreadableRow("a column is missing"))
+    }
+}
+
+impl RowCells<'static> for SqlCells<'_> {
+    fn integer(&mut self) -> Result<Option<i64>, UnreadableRow> {
+        match self.value()? {
+            Value::Null => Ok(None),
+            Value::I64(value) => Ok(Some(value)),
+            _ => Err(UnreadableRow("not a number")),
+        }
+    }
+
+    fn text(&mut self) -> Result<Option<Cow<'static, str>>, UnreadableRow> {
+        match self.value()? {
+            Value::Null => Ok(None),
+            Value::Text(value) => Ok(Some(value.into())),
+            _ => Err(UnreadableRow("not text")),
+        }
+    }
+
+    fn bytes(&mut self) -> Result<Option<Cow<'static, [u8]>>, UnreadableRow> {
+        match self.value()? {
+            Value::Null => Ok(None),
+            Value::Bytes(value) => Ok(Some(Cow::Owned(value.into()))),
+            _ => Err(UnreadableRow("not bytes")),
+        }
+    }
+}
+
+/// Reads a number that fits its type; PostgreSQL keeps unsigned 32 bits in signed ones.
+pub(crate) fn number<T: TryFrom<u64>>(row: &mut SqlRow) -> Result<T, SqlError> {
+    let value = row.i64()?;
+    let unsigned = match u64::try_from(value) {
+        Ok(value) => value,
+        Err(_) => {
+            u64::from(i32::try_from(value).map_err(|_| SqlError::wrong("a number in range"))?.cast_unsigned())
+        }
+    };
+    T::try_from(unsigned).map_err(|_| SqlError::wrong("a number in range"))
+}
+
+pub(crate) fn nonce(row: &mut SqlRow) -> Result<Nonce, SqlError> {
+    row.i64().map(|bits| Nonce(bits.cast_unsigned()))
+}
+
+/// Returns the store's time as a parameter: null where the statement reads the server's clock.
+pub(crate) fn instant(now: Option<Timestamp>) -> Param<'static> {
+    Param::maybe_i64(now.map(Timestamp::as_micros))
+}
+
+pub(crate) fn interval(interval: Option<Duration>) -> Param<'static> {
+    Param::maybe_i64(interval.map(micros))
+}
+
+pub(crate) fn mark(mark: InstantChange) -> Param<'static> {
+    Param::I64(mark.code().into())
+}
+
+/// One statement in each dialect.
+pub(crate) struct DialectSql {
+    postgres: Statement,
+    sqlite: Statement,
+}
+
+impl DialectSql {
+    pub(crate) const fn new(
+        postgres: &'static str,
+        sqlite: &'static str,
+        columns: &'static [Type],
+    ) -> DialectSql {
+        DialectSql {
+            postgres: Statement { text: postgres, columns },
+            sqlite: Statement { text: sqlite, columns },
+        }
+    }
+
+    pub(crate) const fn same(text: &'static str, columns: &'static [Type]) -> DialectSql {
+        DialectSql::new(text, text, columns)
+    }
+}
+
+/// Returns the statement in the transaction's dialect.
+pub(crate) fn in_dialect(tx: &dyn SqlTx, both: &'static DialectSql) -> &'static Statement {
+    match tx.dialect() {
+        Dialect::Postgres => &both.postgres,
+        Dialect::Sqlite => &both.sqlite,
+    }
+}
+
+/// Makes a [`DialectSql`] of the files of one name, one per dialect.
+macro_rules! in_both_dialects {
+    ($postgres:literal, $sqlite:literal, $file:literal, $columns:expr) => {
+        $crate::record_sql::DialectSql::new(
+            include_str!(concat!($postgres, "/", $file)),
+            include_str!(concat!($sqlite, "/", $file)),
+            $columns,
+        )
+    };
+}
+
+/// The columns of [`read_row`].
+const READ_COLUMNS: &[Type] = &{
+    let mut columns = [Blob; RECORD_COLUMNS.len() + 2];
+    let mut place = 0;
+    while place < RECORD_COLUMNS.len() {
+        columns[place] = RECORD_COLUMNS[place];
+        place += 1;
+    }
+    columns[RECORD_COLUMNS.len()] = I64;
+    columns
+};
+
+static LOCK: DialectSql = in_both_dialects!("postgres", "sqlite", "lock.sql", READ_COLUMNS);
+static READ: DialectSql = in_both_dialects!("postgres", "sqlite", "read.sql", READ_COLUMNS);
+static INSERT: DialectSql = in_both_dialects!("postgres", "sqlite", "insert.sql", &[I64]);
+static UPDATE: DialectSql = in_both_dialects!("postgres", "sqlite", "update.sql", &[I64]);
+static BODY_PUT: DialectSql = in_both_dialects!("postgres", "sqlite", "body_put.sql", &[]);
+static BODY_CLEAR: DialectSql = in_both_dialects!("postgres", "sqlite", "body_clear.sql", &[]);
+static HISTORY_ADD: DialectSql = in_both_dialects!("postgres", "sqlite", "history_add.sql", &[]);
+
+/// PostgreSQL keeps the setting as 32 bits of milliseconds.
+const IDLE_MS_MAX: i64 = i32::MAX as i64;

@@ -8,16 +8,17 @@ use ibid_core::record::{Flags, State};
 use tokio_postgres::types::{FromSqlOwned, Type};
 use tokio_postgres::{Error, Row};
 
-use super::connect::{Connection, Param, Place};
+use super::connection::{Connection, Param};
+use super::target::Target;
 use super::{PostgresOpenError, migrate, open};
 use crate::store::checkup::{Checkup, ClockGap, OpenCases, Pooler, Role, Schema, Setting, Standby, Standbys};
 use crate::store::clock::Clock;
 use crate::store::runs::{self, POLICIES_MAX, Runs, SAMPLE_MAX, Sampling};
 
-/// Describes whatever answers at `place`.
-pub(super) async fn look(place: &Place) -> Result<Checkup, PostgresOpenError> {
-    let connection = place.dial().await.map_err(|error| open::unreachable(place, error))?;
-    let failed = |error| open::failed(place, error);
+/// Describes the server that answers.
+pub(super) async fn look(target: &Target) -> Result<Checkup, PostgresOpenError> {
+    let connection = target.dial().await.map_err(|error| open::unreachable(target, error))?;
+    let failed = |error| open::failed(target, error);
     let (row, clock) = ask(&connection).await.map_err(failed)?;
     let text = |column: usize| row.try_get::<_, String>(column).map_err(failed);
     let flag = |column: usize| row.try_get::<_, bool>(column).map_err(failed);
@@ -29,14 +30,14 @@ pub(super) async fn look(place: &Place) -> Result<Checkup, PostgresOpenError> {
     };
     let awaited = text(7)?;
     let durability = durability(text(4)?, text(5)?, text(6)?, &awaited);
-    let schema = schema(place, &connection).await?;
+    let schema = schema(target, &connection).await?;
     let is_current = schema == Schema::Step { found: migrate::KNOWN, known: migrate::KNOWN };
     let standbys = match role {
         // Those that follow a standby are not the ones that its primary's commits wait for.
         Role::Standby => None,
         _ => Some(Standbys { awaited, connected: standbys(&connection).await.map_err(failed)? }),
     };
-    let pooler = pooler(place, &connection).await.map_err(failed)?;
+    let pooler = pooler(target, &connection).await.map_err(failed)?;
     let has_secret = is_current && setting(&connection, "secret").await.map_err(failed)?.is_some();
     let identity = match is_current {
         true => setting(&connection, "identity").await.map_err(failed)?,
@@ -51,7 +52,7 @@ pub(super) async fn look(place: &Place) -> Result<Checkup, PostgresOpenError> {
         schema,
         clock: Some(clock),
         durability,
-        weak_accepted: place.options.accept_weak_durability,
+        weak_accepted: target.options.accept_weak_durability,
         role,
         standbys,
         pooler: Some(pooler),
@@ -81,10 +82,10 @@ fn durability(fsync: String, commit: String, pages: String, awaited: &str) -> Ve
     settings.map(|((name, value), is_weak)| Setting { name, value, is_weak }).collect()
 }
 
-async fn schema(place: &Place, connection: &Connection) -> Result<Schema, PostgresOpenError> {
-    match migrate::applied(place, connection).await {
-        Ok(0) => Ok(Schema::Absent),
-        Ok(found) => Ok(Schema::Step { found, known: migrate::KNOWN }),
+async fn schema(target: &Target, connection: &Connection) -> Result<Schema, PostgresOpenError> {
+    match migrate::applied(target, connection).await {
+        Ok(applied) if applied.step == 0 => Ok(Schema::Absent),
+        Ok(applied) => Ok(Schema::Step { found: applied.step, known: migrate::KNOWN }),
         Err(PostgresOpenError::FromTheFuture { found, known, .. }) => Ok(Schema::Step { found, known }),
         Err(PostgresOpenError::Altered { number, .. }) => Ok(Schema::Altered { number }),
         Err(other) => Err(other),
@@ -103,9 +104,9 @@ async fn standbys(connection: &Connection) -> Result<Vec<Standby>, Error> {
 
 /// Two connections that meet one session, or one that meets two, have a transaction pooler before them. That neither is
 /// seen proves little under load, and nothing about a pooler that keeps sessions: that one does no harm.
-async fn pooler(place: &Place, connection: &Connection) -> Result<Pooler, Error> {
+pub(super) async fn pooler(target: &Target, connection: &Connection) -> Result<Pooler, Error> {
     const SESSION: &str = include_str!("sql/session.sql");
-    let Ok(second) = place.dial().await else { return Ok(Pooler::Undecided) };
+    let Ok(second) = target.dial().await else { return Ok(Pooler::Undecided) };
     let first: i32 = one(connection, SESSION, &[]).await?;
     let other: i32 = one(&second, SESSION, &[]).await?;
     let again: i32 = one(connection, SESSION, &[]).await?;

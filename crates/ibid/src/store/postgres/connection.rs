@@ -71,7 +71,7 @@ impl Connection {
         // They are sent in the order in which they are first polled.
         let (opened, results, closed) = join3(
             self.run(open),
-            join_all(statements.map(|(sql, params)| self.query(sql, params))),
+            join_all(statements.map(|(sql, params)| self.query_prepared(sql, params))),
             self.run("commit"),
         )
         .await;
@@ -88,7 +88,7 @@ impl Connection {
     /// that has them it is its own transaction.
     pub(super) async fn fly(&self, sql: &'static str, params: &[Param<'_>]) -> Result<Vec<Row>, Error> {
         if self.has_settings.load(Ordering::SeqCst) {
-            return self.query(sql, params).await;
+            return self.query_prepared(sql, params).await;
         }
         // Boxed: it is large, and a session that has the settings never comes here.
         let [rows] = Box::pin(self.transaction(OPEN_HOT, [(sql, params)])).await?;
@@ -116,7 +116,8 @@ impl Connection {
         self.row_types.get_or_try_init(ask).await
     }
 
-    async fn query(&self, sql: &'static str, params: &[Param<'_>]) -> Result<Vec<Row>, Error> {
+    /// Runs a statement, prepared if this connection prepares statements.
+    pub(super) async fn query_prepared(&self, sql: &'static str, params: &[Param<'_>]) -> Result<Vec<Row>, Error> {
         match self.prepared(sql, params).await? {
             None => self.query_once(sql, params).await,
             Some(statement) => {

@@ -28,7 +28,7 @@ pub(super) struct Pools {
 
 impl Pools {
     pub(super) fn new(target: &Arc<Target>) -> Pools {
-        let sizes = PoolSizes::of(target.options.connections_max);
+        let sizes = PoolSizes::of(target.options.connections_max, target.options.hot_path);
         let short = pool(target, false, sizes.short);
         let or_short = |size, is_hot| if size == 0 { short.clone() } else { pool(target, is_hot, size) };
         Pools { hot: or_short(sizes.hot, true), slow: or_short(sizes.slow, false), short }
@@ -69,13 +69,14 @@ struct PoolSizes {
 }
 
 impl PoolSizes {
-    fn of(max: usize) -> PoolSizes {
+    fn of(max: usize, has_flights: bool) -> PoolSizes {
         let (hot, slow) = match max {
             0 | 1 => (0, 0),
             2 => (1, 0),
             3..=5 => (LANES.min(max - 2), 1),
             _ => (LANES, 2),
         };
+        let hot = if has_flights { hot } else { 0 };
         PoolSizes { hot, slow, short: (max.max(1) - hot - slow).max(1) }
     }
 }
@@ -165,7 +166,7 @@ mod tests {
     #[test]
     fn pools_share_exactly_the_allowed_connections() {
         for max in 1..=64 {
-            let PoolSizes { hot, short, slow } = PoolSizes::of(max);
+            let PoolSizes { hot, short, slow } = PoolSizes::of(max, true);
             assert_eq!(hot + short + slow, max);
             assert!(short >= 1 && (hot >= 1 || max == 1), "{max}");
         }

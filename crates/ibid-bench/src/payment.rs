@@ -51,7 +51,7 @@ pub(crate) fn identity(key: &str) -> Result<Identity, Failed> {
 pub(crate) fn answer() -> Response {
     let content_type = ("content-type".to_owned(), Bytes::from_static(JSON.as_bytes()));
     let (headers, body) = (vec![content_type], Bytes::from_static(ANSWER.as_bytes()));
-    Response { status: 201, headers, body, trailers: Vec::new(), version: 1 }
+    Response { status: 201, headers, body, trailers: Vec::new() }
 }
 
 /// Starts an engine with the identity of a default gateway, so that each can use records that the other wrote.

@@ -17,12 +17,12 @@ pub(crate) async fn open_store(url: &StoreUrl, create: bool) -> Result<Arc<dyn S
     match url {
         StoreUrl::Memory => Ok(Arc::new(MemoryStore::new(Clock::system()))),
         StoreUrl::Sqlite(path) => {
-            let options = SqliteOptions { create, ..SqliteOptions::default() };
+            let options = SqliteOptions::default().with(|options| options.create = create);
             let store = SqliteStore::open(path, options);
             Ok(Arc::new(store.map_err(|error| cannot_open_sqlite(url, &error))?))
         }
         StoreUrl::Postgres(address) => {
-            let options = PostgresOptions { migrate: create, ..PostgresOptions::default() };
+            let options = PostgresOptions::default().with(|options| options.migrate = create);
             let store = PostgresStore::open(address.reveal(), options).await;
             Ok(Arc::new(store.map_err(|error| cannot_open_postgres(url, &error))?))
         }

@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use ibid::operator::{BULK_MAX, BulkAction, Observation, RecordFilter, SeenVersion};
+use ibid::operator::{BULK_MAX, BulkAction, Observation, SeenVersion};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -80,7 +80,7 @@ pub(crate) async fn preview(
         DeedWord::Forgotten => BulkAction::Forget,
     };
     let preview =
-        app.operator.preview(RecordFilter { limit: filter.limit.min(BULK_MAX), ..filter }, &deed).await?;
+        app.operator.preview(filter.with(|filter| filter.limit = filter.limit.min(BULK_MAX)), &deed).await?;
     let view = |stored: &ibid_core::change::StoredRecord| {
         let version = stored.record.version;
         SeenView {
@@ -150,7 +150,7 @@ pub(crate) async fn act(
         return Err(Problem::invalid(format!("`records` has 1 to {BULK_MAX} records")));
     }
     let parse = |view: &SeenView| {
-        let id = dto::cursor(&view.id).map_err(|_| Problem::invalid("`id` is a full id: 64 hex digits"))?;
+        let id = dto::record_id(&view.id)?;
         Ok(SeenVersion { id, version: dto::version(&view.version)? })
     };
     let versions: Vec<SeenVersion> = body.records.iter().map(parse).collect::<Result<_, Problem>>()?;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use ibid::operator::{BulkAction, Observation, OperatorAction, PathPattern, RecordFilter, answer};
 use ibid_core::machine::{AttemptResponse, EffectState};
 use ibid_core::record::{Nonce, State, Version};
-use ibid_core::response::Response;
 use ibid_core::scope::{IdPrefix, RecordId};
+use ibid_core::store::Cursor;
 use ibid_core::time::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use utoipa::openapi::RefOr;
@@ -100,9 +100,9 @@ pub(crate) struct RecordQuery {
     #[param(nullable = false, pattern = "^[0-9]{1,6}[smhd]$")]
     #[schema(pattern = "^[0-9]{1,6}[smhd]$")]
     older_than: Option<String>,
-    /// Only records after this id: `next` of the previous page.
-    #[param(nullable = false, pattern = "^[0-9a-f]{64}$")]
-    #[schema(pattern = "^[0-9a-f]{64}$")]
+    /// Only records behind this cursor: `next` of the previous page.
+    #[param(nullable = false, pattern = "^([0-9a-f]{2}){1,512}$")]
+    #[schema(pattern = "^([0-9a-f]{2}){1,512}$")]
     after: Option<String>,
     /// Most records per page; 100 by default.
     #[param(nullable = false, minimum = 1, maximum = 1000)]
@@ -139,20 +139,20 @@ impl RecordQuery {
         if self.method.as_ref().is_some_and(|method| !is_method(method)) {
             return Err(Problem::invalid("`method` is an HTTP method in upper case"));
         }
-        Ok(RecordFilter {
-            state: self.state.map(|word| word.0),
-            tenant: text("tenant", self.tenant)?,
-            key: text("key", self.key)?,
-            method: self.method,
-            path,
-            dead_letter: self.dead_letter.unwrap_or(false),
-            created_from: self.created_from.map(|text| instant("created_from", &text)).transpose()?,
-            created_before: self.created_before.map(|text| instant("created_before", &text)).transpose()?,
-            older_than: self.older_than.map(|text| age(&text)).transpose()?,
-            prefix: None,
-            after: self.after.map(|text| cursor(&text)).transpose()?,
-            limit: limit(self.limit)?,
-        })
+        let mut filter = RecordFilter::default();
+        filter.state = self.state.map(|word| word.0);
+        filter.tenant = text("tenant", self.tenant)?;
+        filter.key = text("key", self.key)?;
+        filter.method = self.method;
+        filter.path = path;
+        filter.dead_letter = self.dead_letter.unwrap_or(false);
+        filter.created_from = self.created_from.map(|text| instant("created_from", &text)).transpose()?;
+        filter.created_before =
+            self.created_before.map(|text| instant("created_before", &text)).transpose()?;
+        filter.older_than = self.older_than.map(|text| age(&text)).transpose()?;
+        filter.after = self.after.map(|text| cursor(&text)).transpose()?;
+        filter.limit = limit(self.limit)?;
+        Ok(filter)
     }
 }
 
@@ -322,9 +322,9 @@ pub(crate) fn check_body_allowed(observation: &Observation) -> Result<(), Proble
     else {
         return Ok(());
     };
-    match Response::from_bytes(kept) {
-        Ok(response) if response.body.is_empty() => Ok(()),
-        _ => Err(Problem::unacceptable(format!("a response with status {status} has no body"))),
+    match kept.body.is_empty() {
+        true => Ok(()),
+        false => Err(Problem::unacceptable(format!("a response with status {status} has no body"))),
     }
 }
 
@@ -367,14 +367,16 @@ fn age(text: &str) -> Result<Duration, Problem> {
     Ok(Duration::from_secs(number * seconds))
 }
 
-/// Parses a cursor: a full id, as in `next`.
-pub(crate) fn cursor(text: &str) -> Result<RecordId, Problem> {
-    let wrong = || Problem::invalid("`after` is `next` of the previous page: 64 hex digits");
-    if text.len() != 2 * RecordId::LEN || text.bytes().any(|byte| byte.is_ascii_uppercase()) {
-        return Err(wrong());
-    }
-    let prefix: IdPrefix = text.parse().map_err(|_| wrong())?;
-    Ok(prefix.bounds().0)
+/// Parses a cursor, as in `next`.
+pub(crate) fn cursor(text: &str) -> Result<Cursor, Problem> {
+    let is_lower_case = !text.is_empty() && !text.bytes().any(|byte| byte.is_ascii_uppercase());
+    let cursor = text.parse().ok().filter(|_| is_lower_case);
+    cursor.ok_or_else(|| Problem::invalid("`after` is `next` of the previous page: hex digits"))
+}
+
+/// Parses a full id.
+pub(crate) fn record_id(text: &str) -> Result<RecordId, Problem> {
+    text.parse().map_err(|_| Problem::invalid("the id of a record is 32 hex digits in full"))
 }
 
 pub(crate) fn prefix(text: &str) -> Result<IdPrefix, Problem> {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::AppState;
-use crate::dto::{self, EffectWord, cursor, limit};
+use crate::dto::{self, EffectWord, cursor, limit, record_id};
 use crate::extract::{JsonBody, PathParam, QueryParams};
 use crate::problem::{Problem, Refusals};
 use crate::views::{EffectView, RecordView};
@@ -22,7 +22,7 @@ pub(crate) struct EffectQuery {
     #[param(nullable = false, inline)]
     state: Option<EffectWord>,
     /// Only effects of this record, by its full id.
-    #[param(nullable = false, pattern = "^[0-9a-f]{64}$")]
+    #[param(nullable = false, pattern = "^([0-9a-f]{2}){1,512}$")]
     record: Option<String>,
     /// Only effects after this one: `next` of the previous page.
     #[param(nullable = false, minimum = 0)]
@@ -53,13 +53,11 @@ pub(crate) async fn list(
     State(app): State<AppState>,
     QueryParams(query): QueryParams<EffectQuery>,
 ) -> Result<Json<EffectPage>, Problem> {
-    let filter = EffectFilter {
-        state: query.state.map(|word| word.0),
-        record: query.record.as_deref().map(cursor).transpose()?,
-        dead_letter: false,
-        after: outbox_position(query.after)?,
-        limit: limit(query.limit)?,
-    };
+    let mut filter = EffectFilter::default();
+    filter.state = query.state.map(|word| word.0);
+    filter.record = query.record.as_deref().map(record_id).transpose()?;
+    filter.after = outbox_position(query.after)?;
+    filter.limit = limit(query.limit)?;
     let (effects, next) = match app.operator.effects(filter).await {
         Err(OperatorError::NoOutbox) => (Vec::new(), None),
         result => result?,
@@ -141,8 +139,8 @@ impl EffectAct {
 #[serde(deny_unknown_fields, default)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct DeadLetterQuery {
-    /// Only records after this id: `next_record` of the previous page.
-    #[param(nullable = false, pattern = "^[0-9a-f]{64}$")]
+    /// Only records behind this cursor: `next_record` of the previous page.
+    #[param(nullable = false, pattern = "^([0-9a-f]{2}){1,512}$")]
     records_after: Option<String>,
     /// Only effects after this one: `next_effect` of the previous page.
     #[param(nullable = false, minimum = 0)]

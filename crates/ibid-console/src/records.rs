@@ -49,7 +49,7 @@ pub(crate) struct RecordHistoryPage {
 #[utoipa::path(
     get,
     path = "/v1/records/{id}",
-    params(("id" = String, Path, description = "The first 4 to 64 hex digits of the record's id", pattern = "^[0-9a-f]{4,64}$")),
+    params(("id" = String, Path, description = "The first 4 to 32 hex digits of the record's id", pattern = "^[0-9a-f]{4,32}$")),
     responses((status = 200, description = "The record", body = RecordHistoryPage), Refusals)
 )]
 pub(crate) async fn show(
@@ -60,7 +60,7 @@ pub(crate) async fn show(
     let life = app.operator.history(stored.record.id).await?;
     Ok(Json(RecordHistoryPage {
         record: RecordView::of(&life.stored),
-        answer_bytes: life.stored.answer.as_ref().map(|bytes| bytes.len() as u64),
+        answer_bytes: life.stored.body().map(|body| body.len() as u64),
         history: life.history.iter().map(HistoryView::of).collect(),
     }))
 }
@@ -72,7 +72,7 @@ pub(crate) async fn show(
 #[utoipa::path(
     post,
     path = "/v1/records/{id}/resolve",
-    params(("id" = String, Path, description = "The first 4 to 64 hex digits of the record's id", pattern = "^[0-9a-f]{4,64}$")),
+    params(("id" = String, Path, description = "The first 4 to 32 hex digits of the record's id", pattern = "^[0-9a-f]{4,32}$")),
     request_body = ResolveBody,
     responses((status = 200, description = "The settled record", body = RecordView), Refusals)
 )]
@@ -108,7 +108,7 @@ pub(crate) struct Forgotten {
 #[utoipa::path(
     post,
     path = "/v1/records/{id}/forget",
-    params(("id" = String, Path, description = "The first 4 to 64 hex digits of the record's id", pattern = "^[0-9a-f]{4,64}$")),
+    params(("id" = String, Path, description = "The first 4 to 32 hex digits of the record's id", pattern = "^[0-9a-f]{4,32}$")),
     request_body = ActBody,
     responses((status = 200, description = "The forgotten record", body = Forgotten), Refusals)
 )]

@@ -99,6 +99,7 @@ impl NewEffect {
 
 /// Rules for running an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[non_exhaustive]
 pub struct EffectRules {
     /// The way in which an uncertain call is made safe.
     #[n(0)]
@@ -151,6 +152,13 @@ pub enum Safety {
 }
 
 impl EffectRules {
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut EffectRules)) -> EffectRules {
+        change(&mut self);
+        self
+    }
+
     /// Encodes the rules as stores keep them.
     pub fn to_bytes(&self) -> Vec<u8> {
         // Writing into a `Vec` cannot fail.
@@ -319,6 +327,7 @@ pub struct EffectClaim {
 
 /// Filter for a list of effects.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct EffectFilter {
     /// Only effects in this state.
     pub state: Option<EffectState>,
@@ -330,6 +339,15 @@ pub struct EffectFilter {
     pub after: i64,
     /// Largest number of effects.
     pub limit: u32,
+}
+
+impl EffectFilter {
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut EffectFilter)) -> EffectFilter {
+        change(&mut self);
+        self
+    }
 }
 
 impl Default for EffectFilter {

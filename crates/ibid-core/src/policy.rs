@@ -25,6 +25,7 @@ pub use status_class::{FREE_ON, ResponseClass};
 
 /// The rules of one route. [`Policy::default`] holds the defaults of the contract, section 5.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[non_exhaustive]
 pub struct Policy {
     /// Wire dialect of the responses to clients.
     #[n(0)]
@@ -280,6 +281,7 @@ pub enum OnServerError {
 
 /// Rule for looking up the outcome of an `unknown` record.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[non_exhaustive]
 pub struct Reconcile {
     /// Time between two lookups that both must say "not executed" before it counts.
     #[cbor(n(0), with = "micros")]
@@ -317,6 +319,13 @@ pub struct Question {
 }
 
 impl Reconcile {
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Reconcile)) -> Reconcile {
+        change(&mut self);
+        self
+    }
+
     /// A rule that uses the lookup that the application registered.
     pub fn new(settle: Duration, attempts: u32) -> Reconcile {
         Reconcile { settle, attempts, route: None, question: None }
@@ -369,6 +378,13 @@ impl Default for Policy {
 }
 
 impl Policy {
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Policy)) -> Policy {
+        change(&mut self);
+        self
+    }
+
     /// Encodes the policy as stores keep it.
     pub fn to_bytes(&self) -> Vec<u8> {
         // Writing into a `Vec` cannot fail.

@@ -166,6 +166,17 @@ impl RecordId {
     }
 }
 
+/// Parses all hex digits of an id, in lower case.
+impl FromStr for RecordId {
+    type Err = IdPrefixError;
+
+    fn from_str(text: &str) -> Result<RecordId, IdPrefixError> {
+        let is_whole = text.len() == 2 * RecordId::LEN && !text.bytes().any(|byte| byte.is_ascii_uppercase());
+        let prefix: IdPrefix = text.parse()?;
+        Some(prefix.bounds().0).filter(|_| is_whole).ok_or(IdPrefixError)
+    }
+}
+
 /// Orders ids by their bytes. Two digests almost always differ in their first eight bytes, and those compare as one
 /// number.
 impl Ord for RecordId {

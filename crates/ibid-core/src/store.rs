@@ -241,10 +241,12 @@ pub struct Page<T> {
 }
 
 impl<T> Page<T> {
-    /// Creates a page from up to `limit` items. A full page has a next one, which begins behind the last item.
-    pub fn new(items: Vec<T>, limit: u32, cursor: impl FnOnce(&T) -> Cursor) -> Page<T> {
-        let is_full = u32::try_from(items.len()).is_ok_and(|len| len >= limit);
-        let next = items.last().filter(|_| is_full).map(cursor);
+    /// Creates a page of `limit` items from up to `limit` + 1 items that were read: the one too many tells that there is a
+    /// next page, which begins behind the last item of this one.
+    pub fn new(mut items: Vec<T>, limit: u32, cursor: impl FnOnce(&T) -> Cursor) -> Page<T> {
+        let has_more = items.len() > limit as usize;
+        items.truncate(limit as usize);
+        let next = items.last().filter(|_| has_more).map(cursor);
         Page { items, next }
     }
 }

@@ -113,7 +113,7 @@ impl DeadLetter {
         record: &RecordId,
         now: Option<Timestamp>,
     ) -> Result<bool, SqlError> {
-        let rules = EffectRules { tries_max: 0, ..EffectRules::default() };
+        let rules = EffectRules::default().with(|rules| rules.tries_max = 0);
         let (bytes, key) = (rules.to_bytes(), downstream_key(record, BIRTH, &self.name));
         let tenant = Tenant::only();
         let params = [

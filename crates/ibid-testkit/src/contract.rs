@@ -197,7 +197,7 @@ pub fn draft(name: &TestRecord, state: State) -> Draft {
         state,
         flags: Flags::default(),
         fingerprint: None,
-        policy: Arc::new(Policy { lease: LONG, ..Policy::default() }),
+        policy: Arc::new(Policy::default().with(|policy| policy.lease = LONG)),
         point: 0,
         created: InstantChange::Keep,
         ran: InstantChange::Keep,
@@ -220,7 +220,7 @@ pub fn fresh_under(name: &TestRecord, policy: &Arc<Policy>) -> Change {
 
 /// Like [`fresh_under`], with the default policy and this lease.
 pub fn fresh(name: &TestRecord, lease: Duration) -> Change {
-    fresh_under(name, &Arc::new(Policy { lease, ..Policy::default() }))
+    fresh_under(name, &Arc::new(Policy::default().with(|policy| policy.lease = lease)))
 }
 
 /// Returns the change, made by the machine, for an attempt that runs `record` and finishes with a response that is stored.

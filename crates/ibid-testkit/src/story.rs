@@ -581,7 +581,7 @@ impl Stage {
         for rule in rules.split_whitespace() {
             let Some((field, value)) = rule.split_once('=') else {
                 let preset = Policy::preset(rule).ok_or_else(|| format!("no preset `{rule}`"))?;
-                self.policy = Policy { lease: self.policy.lease, ..preset };
+                self.policy = preset.with(|p| p.lease = self.policy.lease);
                 continue;
             };
             let policy = &mut self.policy;
@@ -726,7 +726,7 @@ fn remark_free(line: &str) -> &str {
 
 /// The contract's defaults, with a lease of 30s.
 fn default_policy() -> Policy {
-    Policy { lease: Duration::from_secs(30), ..Policy::default() }
+    Policy::default().with(|policy| policy.lease = Duration::from_secs(30))
 }
 
 /// Pause between two lookups of the reconciler, unless a story sets it.

@@ -284,6 +284,10 @@ impl Attempt {
     ///
     /// Fails if the lease has expired or could not be renewed, or if the store's identity is no longer the one that this process
     /// started with. Nothing may be sent then.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future is safe: the attempt may send nothing yet, and `ready` can be called again.
     pub async fn ready(&mut self) -> Result<(), LeaseGoneError> {
         let lease = self.begun.policy.lease;
         if self.leased_at.get().elapsed() >= lease / 2 {
@@ -362,6 +366,11 @@ impl Attempt {
     ///
     /// The policy decides by status and `Retry-After` whether the response is stored for replay, the key is released, or the
     /// outcome is unknown. Header lines that no retry may get, such as `Set-Cookie`, are not stored.
+    ///
+    /// # Cancel safety
+    ///
+    /// Once the future was polled, dropping it does not stop the write: it continues on the runtime. Dropped before that, the
+    /// attempt was dropped without an end: its key is released, or its outcome becomes unknown if something may have been sent.
     pub async fn finish(mut self, response: Response) -> Outcome {
         self.ended = true;
         self.end_with(response).await
@@ -369,18 +378,31 @@ impl Attempt {
 
     /// Like [`Attempt::finish`], but stores the status only: the body is too large, a stream or an upgrade. The body of `head`
     /// is ignored.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Attempt::finish`].
     pub async fn finish_unretained(mut self, head: &Response) -> Outcome {
         self.ended = true;
         self.end(End::Answered(unretained_answer(head, self.proof)), None).await
     }
 
     /// Releases the key: nothing was executed, and that is certain.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Attempt::finish`].
     pub async fn release(mut self, why: ErrorCode) -> Outcome {
         self.ended = true;
         self.end(End::NotExecuted(why), None).await
     }
 
     /// Ends the attempt without knowing whether it was executed. A later [`LateAnswer::finish`] may still settle the record.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Attempt::finish`]. The [`LateAnswer`] is lost with the future, and the record waits for a lookup, a webhook or an
+    /// operator.
     pub async fn unknown(mut self, why: ErrorCode) -> (Outcome, LateAnswer) {
         self.ended = true;
         let guard = self.ibid.engine().drain.track_attempt();
@@ -418,6 +440,10 @@ impl LateAnswer {
     }
 
     /// Settles the record with a response that arrived late. Like [`Attempt::finish`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Once the future was polled, dropping it does not stop the write. Dropped before that, the record stays unknown.
     pub async fn finish(self, response: Response) -> Outcome {
         let (answer, response) = into_answer(response, &self.begun.policy);
         let answer = AttemptResponse { proof: self.proof, ..answer };
@@ -425,11 +451,19 @@ impl LateAnswer {
     }
 
     /// Settles the record with the status of a late response that is not stored. Like [`Attempt::finish_unretained`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`LateAnswer::finish`].
     pub async fn finish_unretained(self, head: &Response) -> Outcome {
         self.end(End::Answered(unretained_answer(head, self.proof)), None).await
     }
 
     /// Releases the key, on late proof that nothing was executed.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`LateAnswer::finish`].
     pub async fn release(self, why: ErrorCode) -> Outcome {
         self.end(End::NotExecuted(why), None).await
     }

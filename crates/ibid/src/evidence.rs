@@ -67,6 +67,10 @@ impl Ibid {
     /// # Errors
     ///
     /// Fails if the store does. The evidence may not be stored then, so the event must be delivered again.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the evidence may not be stored, so the event must be delivered again.
     pub async fn report_evidence(&self, report: EvidenceReport) -> Result<EvidenceResult, StoreError> {
         let EvidenceReport { name, about, what, age } = report;
         let subject = Subject::load(self, &about).await?;

@@ -162,6 +162,10 @@ impl Ibid {
     ///
     /// Returns [`UnavailableError`] if the store does not answer at the end of the wait. An outage within the wait is waited out.
     /// While the store hangs, the wait takes at most `begin_timeout` longer.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future is safe: it only reads.
     pub async fn wait(&self, ask: BeginRequest, up_to: Duration) -> Result<Outcome, UnavailableError> {
         let engine = self.engine();
         let ask = engine.with_fresh_nonce(ask);
@@ -292,6 +296,10 @@ impl Ibid {
 
     /// Waits until no begin is in flight, no attempt lives and no queued finish or release is left. The caller bounds the
     /// wait.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future is safe: the writes that it waits for continue.
     pub async fn settled(&self) {
         self.engine().wait_until_drained().await;
     }

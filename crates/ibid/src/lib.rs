@@ -6,9 +6,7 @@
 //!
 //! ```
 //! # use std::sync::Arc;
-//! # use ibid::{Begin, Ibid, Outcome, Settings};
-//! # use ibid::core::{fingerprint::RequestView, key::Key, policy::Policy, response::Response};
-//! # use ibid::core::scope::{Identity, Operation, Tenant};
+//! # use ibid::{Begin, Ibid, Identity, Key, Operation, Outcome, Policy, RequestView, Response, Settings, Tenant};
 //! # use ibid::store::{clock::Clock, memory::MemoryStore};
 //! # struct Body;
 //! # impl RequestView for Body {
@@ -76,6 +74,8 @@ pub mod transaction;
 
 pub mod phase;
 
+pub mod policy;
+
 pub mod prelude;
 
 pub mod telemetry;
@@ -91,7 +91,16 @@ mod failpoint;
 pub use attempt::Attempt;
 pub use engine::Settings;
 pub use ibid::Ibid;
-pub use ibid_core as core;
+pub use ibid_core::fingerprint::{RequestView, Secret, SecretError, SecretId};
+pub use ibid_core::key::{Key, KeyError};
+pub use ibid_core::machine::BeginRequest;
+pub use ibid_core::policy::Policy;
+pub use ibid_core::proof::Proof;
+pub use ibid_core::record::{ErrorCode, Record, RecoveryPoint, State};
+pub use ibid_core::response::Response;
+pub use ibid_core::scope::{Identity, Operation, RecordId, Tenant, TenantError};
+pub use ibid_core::store::{BoxFuture, Store, StoreError};
+pub use ibid_core::time::Timestamp;
 pub use outcome::{Begin, Outcome};
 
 /// Compiles the examples of the guides with the library's own.

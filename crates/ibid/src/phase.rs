@@ -169,11 +169,16 @@ impl Attempt {
     /// - [`LeaseLost`](PhaseError::LeaseLost): the record is no longer this attempt's.
     /// - [`Store`](PhaseError::Store): the results of earlier attempts could not be loaded.
     ///
+    /// # Cancel safety
+    ///
+    /// Dropped before the commit was sent, the transaction is rolled back, and the phase can run again. Dropped later, the
+    /// commit may have happened; if so, this attempt can write nothing more, and the next one continues after the phase.
+    ///
     /// ```
     /// # use ibid::Attempt;
     /// # use ibid::phase::PhaseError;
     /// # use ibid::transaction::{Database, TxError};
-    /// # use ibid::core::effect::NewEffect;
+    /// # use ibid::outbox::NewEffect;
     /// # async fn ride<D: Database>(attempt: &mut Attempt, pool: &D, to: &str) -> Result<u64, PhaseError<TxError>> {
     /// attempt
     ///     .phase("ride", pool, async |mut tx| {
@@ -262,6 +267,11 @@ impl Attempt {
     ///   the call is not made.
     /// - [`Reordered`](PhaseError::Reordered), [`Result`](PhaseError::Result) and [`Store`](PhaseError::Store), as for
     ///   [`Attempt::phase`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: if the future is dropped during the call, the call may have been made. The attempt remembers it. Running
+    /// the phase again repeats a repeatable call under the same key, and fails with [`PhaseError::Unsure`] for [`Care::Once`].
     pub async fn outside<R, E, F>(
         &mut self,
         name: &str,
@@ -288,6 +298,11 @@ impl Attempt {
     /// # Errors
     ///
     /// Fails like [`Attempt::outside`], and with [`PhaseError::Unsure`] if the provider cannot tell.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: if the future is dropped during the call, the call may have been made. Running the phase again asks
+    /// `verify` first.
     pub async fn outside_verified<R, E, V, F>(
         &mut self,
         name: &str,

@@ -1,110 +1,9 @@
-//! Names of all metrics and spans, and the functions that record them. No label is a key, a tenant or a path.
-
-use std::sync::Arc;
+//! Names of all metrics and spans. No label is a key, a tenant or a path.
 
 use ibid_core::change::Draft;
-use ibid_core::policy::Profile;
-use ibid_core::proof::IgnoredProof;
 use ibid_core::record::ErrorCode;
 use ibid_core::scope::RecordId;
-use metrics::{Key, Label, Level, Metadata, SharedString, counter, histogram, with_recorder};
-
-/// The result of reserving a request's key, for the counters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReserveOutcome {
-    /// The key is new, and the handler runs.
-    Created,
-    /// The response is stored, and is replayed.
-    Replay,
-    /// Another attempt runs the request.
-    InProgress,
-    /// The key was used with a different request.
-    KeyMisuse,
-    /// The key was released, and the handler runs again.
-    FailedRetry,
-    /// The outcome of the request is unknown.
-    Unknown,
-    /// The record has expired, or its response was not stored.
-    Gone,
-    /// The store did not answer, and nothing was reserved.
-    Unavailable,
-}
-
-impl ReserveOutcome {
-    /// All results, in the order of their declaration.
-    const ALL: [ReserveOutcome; 8] = [
-        ReserveOutcome::Created,
-        ReserveOutcome::Replay,
-        ReserveOutcome::InProgress,
-        ReserveOutcome::KeyMisuse,
-        ReserveOutcome::FailedRetry,
-        ReserveOutcome::Unknown,
-        ReserveOutcome::Gone,
-        ReserveOutcome::Unavailable,
-    ];
-
-    fn metric(self) -> &'static str {
-        match self {
-            ReserveOutcome::Created => RESERVE_CREATED,
-            ReserveOutcome::Replay => RESERVE_REPLAY,
-            ReserveOutcome::InProgress => RESERVE_IN_PROGRESS,
-            ReserveOutcome::KeyMisuse => RESERVE_KEY_MISUSE,
-            ReserveOutcome::FailedRetry => RESERVE_FAILED_RETRY,
-            ReserveOutcome::Unknown => RESERVE_UNKNOWN,
-            ReserveOutcome::Gone => RESERVE_GONE,
-            ReserveOutcome::Unavailable => RESERVE_UNAVAILABLE,
-        }
-    }
-}
-
-/// The reserve counters of one route. Every request increments one of them, so their names and labels are built once.
-#[derive(Clone, Debug)]
-pub struct RouteCounters(Arc<[Key; ReserveOutcome::ALL.len()]>);
-
-impl RouteCounters {
-    /// Builds the counters of a route.
-    pub fn new(route: &Arc<str>, profile: Profile) -> RouteCounters {
-        let labels = || {
-            let route = SharedString::from_shared(route.clone());
-            vec![Label::new("route", route), Label::new("profile", profile_name(profile))]
-        };
-        RouteCounters(Arc::new(
-            ReserveOutcome::ALL.map(|outcome| Key::from_parts(outcome.metric(), labels())),
-        ))
-    }
-
-    /// Counts a request of this route.
-    pub fn count(&self, outcome: ReserveOutcome) {
-        let key = &self.0[outcome as usize];
-        with_recorder(|recorder| recorder.register_counter(key, &METADATA)).increment(1);
-    }
-}
-
-/// Exports the counters of these routes as zero before the first event: `increase()` does not see a counter that first
-/// appears as 1.
-pub fn init_reserve_counters<'a>(routes: impl Iterator<Item = (&'a Arc<str>, Profile)>) {
-    for (route, profile) in routes {
-        for outcome in ReserveOutcome::ALL {
-            let route = SharedString::from_shared(route.clone());
-            counter!(outcome.metric(), "route" => route, "profile" => profile_name(profile)).increment(0);
-        }
-    }
-    for name in [STORE_ERRORS, ZOMBIE_KEYS, RETENTION_PRUNED, NOT_STORED, LATE_ANSWERS] {
-        counter!(name).increment(0);
-    }
-}
-
-/// Counts `requests` that passed a route with optional keys unguarded. With zero it only exports the counter.
-pub fn without_key(route: &Arc<str>, requests: u64) {
-    let route = SharedString::from_shared(route.clone());
-    counter!(WITHOUT_KEY, "route" => route).increment(requests);
-}
-
-/// Records the run time of the handler or upstream, in seconds, and how it ended.
-pub fn record_run(route: &Arc<str>, outcome: &'static str, seconds: f64) {
-    let route = SharedString::from_shared(route.clone());
-    histogram!(RUN_SECONDS, "route" => route, "outcome" => outcome).record(seconds);
-}
+use metrics::{Key, Level, Metadata, SharedString, counter, with_recorder};
 
 /// Counts and logs an outcome that became unknown. The log names the record, its route and its trace, and never a key, a
 /// tenant or a path.
@@ -128,40 +27,21 @@ pub(crate) fn became_unknown(id: &RecordId, draft: &Draft) {
     counter!(UNKNOWN, "route" => route, "cause" => cause).increment(1);
 }
 
-/// Counts an `Ibid-Outcome` that was ignored.
-pub fn outcome_ignored(route: &Arc<str>, why: IgnoredProof) {
-    let route = SharedString::from_shared(route.clone());
-    counter!(OUTCOME_IGNORED, "route" => route, "why" => why.name()).increment(1);
-}
-
-/// Counts a webhook. The source is a configured name, or `-`.
-pub fn count_hook(source: &str, outcome: &'static str) {
-    counter!(HOOKS, "source" => source.to_owned(), "outcome" => outcome).increment(1);
-}
-
 /// Records the duration of a step, in seconds. Every request records some, so the keys are built once.
-pub fn record_seconds(step: &'static Key, seconds: f64) {
+pub(crate) fn record_seconds(step: &'static Key, seconds: f64) {
     with_recorder(|recorder| recorder.register_histogram(step, &METADATA)).record(seconds);
 }
 
 /// The origin of these metrics, for the recorder.
-static METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
+pub(crate) static METADATA: Metadata<'static> =
+    Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
 
 /// Key of the histogram of begins.
-pub static BEGIN_TOOK: Key = Key::from_static_name(BEGIN_SECONDS);
+pub(crate) static BEGIN_TOOK: Key = Key::from_static_name(BEGIN_SECONDS);
 /// Key of the histogram of finishes.
-pub static FINISH_TOOK: Key = Key::from_static_name(FINISH_SECONDS);
+pub(crate) static FINISH_TOOK: Key = Key::from_static_name(FINISH_SECONDS);
 /// Key of the histogram of duplicates that wait.
-pub static WAIT_TOOK: Key = Key::from_static_name(WAIT_SECONDS);
-
-/// Returns the name of a profile in labels and configuration.
-pub fn profile_name(profile: Profile) -> &'static str {
-    match profile {
-        Profile::Ietf => "ietf",
-        Profile::Stripe => "stripe",
-        Profile::Repeatability => "repeatability",
-    }
-}
+pub(crate) static WAIT_TOOK: Key = Key::from_static_name(WAIT_SECONDS);
 
 /// Span of a guarded request as a whole, in its client's trace.
 pub const SPAN_REQUEST: &str = "ibid.request";

@@ -11,7 +11,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, request};
-use ibid::core::scope::Tenant;
+use ibid::Tenant;
 use ibid::http::MissingIdentityError;
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;

@@ -12,10 +12,9 @@ use axum::routing::{any, get, post};
 use axum::{Json, Router};
 use http::Method;
 use ibid::Ibid;
-use ibid::core::fingerprint::Pointer;
-use ibid::core::policy::{OnLapse, OnServerError, Policy};
 use ibid::http::hooks::{Hook, HookMapping, HookSecret, HookTarget, SignatureScheme};
 use ibid::http::{IdempotencyLayer, ReservedBy, Routes, Rule, TenantSource};
+use ibid::policy::{OnLapse, OnServerError, Pointer, Policy};
 use serde_json::{Value, json};
 
 use crate::account::{Accounts, authenticate, tenant};
@@ -86,13 +85,19 @@ async fn health(State(db): State<Db>) -> Result<Json<Value>, Problem> {
 fn guard(ibid: Ibid, lease: Duration, hook: Option<HookSecret>) -> Result<IdempotencyLayer, Failure> {
     // Retries replay the response for a month. For a year after that, an old key is refused: running it again would charge
     // again.
-    let money = Policy { lease, ..Policy::payments() };
+    let money = Policy::payments().with(|policy| policy.lease = lease);
     // A payment is one transaction, which fails to commit if the attempt has lost its lease. So a lapsed attempt has
     // either committed everything or nothing, and the next one may simply run.
     let one = Policy::one_transaction();
-    let payments = Policy { on_lapse: one.on_lapse, on_server_error: one.on_server_error, ..money.clone() };
+    let payments = money.clone().with(|policy| {
+        policy.on_lapse = one.on_lapse;
+        policy.on_server_error = one.on_server_error;
+    });
     // A ride continues after its last committed phase, so it is also safe to retry after a server error.
-    let rides = Policy { on_lapse: OnLapse::Resume, on_server_error: OnServerError::Retry, ..money.clone() };
+    let rides = money.clone().with(|policy| {
+        policy.on_lapse = OnLapse::Resume;
+        policy.on_server_error = OnServerError::Retry;
+    });
     let rule = |pattern: &str, policy| Rule {
         methods: vec![Method::POST],
         pattern: pattern.to_owned(),

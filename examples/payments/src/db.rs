@@ -7,7 +7,7 @@ use std::ops::DerefMut;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid::core::store::Store;
+use ibid::Store;
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
 use ibid::transaction::sqlx_postgres::SqlxPostgres;

@@ -6,8 +6,8 @@
 
 use axum::Json;
 use axum::extract::{Path, Query, State};
+use ibid::Response as StoredResponse;
 use ibid::axum::{GuardedRequest, HeldAttempt};
-use ibid::core::response::Response as StoredResponse;
 use ibid::transaction::TxResponse;
 use serde::Deserialize;
 use serde_json::{Value, json};

@@ -42,7 +42,7 @@ pub async fn start(
     let db = Db::connect(&config.store).await?;
     db.create_tables().await?;
     let identity = StoreIdentity::new("the account of the bearer token");
-    let ibid = Ibid::start(store, Settings { identity, ..Settings::default() }).await?;
+    let ibid = Ibid::start(store, Settings::default().with(|settings| settings.identity = identity)).await?;
     tracing::info!(provider = %config.provider, lease = ?config.lease, "ready");
     match &db {
         Db::Postgres(pool) => start_on(SqlxPostgres(pool.clone()), db.clone(), ibid, config, stop).await,
@@ -78,7 +78,7 @@ async fn start_on<D: Backend>(
         let stop = stop.clone();
         async move { worker.run_until(stop).await }
     });
-    let schedule = Schedule { sweep_every: config.sweep_every, ..Schedule::default() };
+    let schedule = Schedule::default().with(|schedule| schedule.sweep_every = config.sweep_every);
     let (chores, stopped) = (upkeep::run(ibid.clone(), schedule), stop.clone());
     tokio::spawn(async move {
         tokio::select! {

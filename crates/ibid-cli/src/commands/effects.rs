@@ -33,8 +33,10 @@ pub(crate) async fn list(
             Err(error) => return Err(record_failure(error, id, out)),
         },
     };
-    let filter =
-        EffectFilter { state, record, dead_letter: args.dead_letters, after: args.after, limit: args.limit };
+    let filter = EffectFilter::default().with(|filter| {
+        (filter.state, filter.record, filter.dead_letter) = (state, record, args.dead_letters);
+        (filter.after, filter.limit) = (args.after, args.limit);
+    });
     let (effects, next) = operator.effects(filter).await.map_err(effect_failure)?;
     if args.json {
         print_json(out, &effects.iter().map(effect_json).collect())?;

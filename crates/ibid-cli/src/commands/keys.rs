@@ -7,8 +7,9 @@ use std::io::Write;
 use ibid_console::rfc3339;
 use ibid_core::change::{History, StoredRecord};
 use ibid_core::record::{Record, State};
-use ibid_core::scope::{IdPrefix, RecordId};
-use ibid_core::store::{Browse, PathPattern, RecordFilter, StoreError};
+use ibid_core::response::SavedResponse;
+use ibid_core::scope::IdPrefix;
+use ibid_core::store::{BrowseStore, Cursor, CursorError, Page, PathPattern, RecordFilter, Store, StoreError};
 use ibid_core::time::Timestamp;
 use serde_json::{Value, json};
 
@@ -18,24 +19,22 @@ use crate::args::{KeysListArgs, KeysShowArgs};
 use crate::config::units::{near_miss, parse_duration};
 use crate::output::{Failure, print_fields, print_json, print_line, print_table};
 
+/// Returns what operators may ask of the store.
+pub(crate) fn browse(store: &dyn Store) -> Result<&dyn BrowseStore, Failure> {
+    store.require_browse().map_err(|error| unreadable(&error))
+}
+
 /// Lists the records that match to `out`, and prints how to continue the list to `talk`.
 pub(crate) async fn list(
-    store: &dyn Browse,
+    store: &dyn BrowseStore,
     args: &KeysListArgs,
     out: &mut dyn Write,
     talk: &mut dyn Write,
 ) -> Result<(), Failure> {
-    let limit = args.limit as usize;
-    let filter = RecordFilter {
-        after: args.after.as_deref().map(parse_cursor).transpose()?,
-        // One more than requested, to see whether there are more.
-        limit: args.limit.saturating_add(1),
-        ..filter(&args.which)?
-    };
-    let mut records = store.list(filter).await.map_err(|error| unreadable(&error))?;
-    let more = records.len() > limit;
-    records.truncate(limit);
-    let last = records.last().map(|stored| stored.record.id);
+    let mut filter = filter(&args.which)?;
+    filter.after = args.after.as_deref().map(parse_cursor).transpose()?;
+    filter.limit = args.limit;
+    let Page { items: mut records, next } = store.list(filter).await.map_err(|error| unreadable(&error))?;
     if args.which.dead_letters {
         // The filter includes marked records that a late response may still settle; they need no operator yet.
         records.retain(|stored| stored.record.is_dead_letter(stored.now));
@@ -45,31 +44,32 @@ pub(crate) async fn list(
     } else {
         print_records(&records, out)?;
     }
-    match last {
-        Some(last) if more => print_line(talk, format_args!("there are more: `--after {last}`")),
-        _ if records.is_empty() => print_line(talk, "no record fits"),
-        _ => Ok(()),
+    match next {
+        Some(next) => print_line(talk, format_args!("there are more: `--after {next}`")),
+        None if records.is_empty() => print_line(talk, "no record fits"),
+        None => Ok(()),
     }
 }
 
 /// Shows the record whose id begins with these digits. If there are count, lists them and fails.
 pub(crate) async fn show(
-    store: &dyn Browse,
+    store: &dyn BrowseStore,
     args: &KeysShowArgs,
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
     let prefix = parse_prefix(&args.id)?;
-    let filter = RecordFilter { prefix: Some(prefix), limit: AMBIGUOUS_MAX + 1, ..RecordFilter::default() };
-    let mut records = store.list(filter).await.map_err(|error| unreadable(&error))?;
-    let count = records.len();
-    if count > 1 {
-        records.truncate(AMBIGUOUS_MAX as usize);
+    let filter = RecordFilter::default().with(|filter| {
+        filter.prefix = Some(prefix);
+        filter.limit = AMBIGUOUS_MAX;
+    });
+    let Page { items: mut records, next } = store.list(filter).await.map_err(|error| unreadable(&error))?;
+    if records.len() > 1 {
         if args.json {
             print_json(out, &records.iter().map(record_json).collect())?;
         } else {
             print_records(&records, out)?;
         }
-        let many = if count > AMBIGUOUS_MAX as usize { "more than ".to_owned() } else { String::new() };
+        let many = if next.is_some() { "more than " } else { "" };
         let message = format!("{many}{} records begin with `{}`", records.len(), args.id);
         return Err(Failure::no(message).hint("give more digits: `ibid keys list --json` has ids in full"));
     }
@@ -153,7 +153,15 @@ fn fields(stored: &StoredRecord) -> Vec<(&'static str, String)> {
         ("lapses", (note.lapses > 0).then(|| note.lapses.to_string())),
         ("reconcile tries", (note.tries > 0).then(|| note.tries.to_string())),
         ("first trace", note.trace_id().map(str::to_owned)),
-        ("phases", note.phases.map(|digest| format!("{digest:016x}"))),
+        ("phases", (!note.phases.is_empty()).then(|| note.phases.join(", "))),
+        (
+            "call in flight",
+            note.calling.map(|point| format!("after recovery point {}", point.saturating_sub(1))),
+        ),
+        (
+            "call in doubt",
+            note.doubt.map(|point| format!("after recovery point {}", point.saturating_sub(1))),
+        ),
     ];
     fields.extend(notes.into_iter().filter_map(|(name, text)| Some((name, text?))));
     let policy = crate::config::policy::fields(&record.policy);
@@ -185,6 +193,7 @@ pub(super) fn record_json(stored: &StoredRecord) -> Value {
         "key": identity.key.as_str(),
         "version": version_words(record),
         "recovery_point": record.point,
+        "phases": note.phases,
         "fingerprint": record.fingerprint.is_some(),
         "created_at": rfc3339(record.created_at),
         "ran_at": at(record.ran_at),
@@ -217,9 +226,11 @@ fn version_words(record: &Record) -> String {
 }
 
 fn response_words(stored: &StoredRecord) -> String {
-    match (&stored.answer, stored.record.note.status) {
-        (Some(bytes), Some(status)) => format!("{status}, {} bytes kept", bytes.len()),
-        (Some(bytes), None) => format!("{} bytes kept", bytes.len()),
+    match (&stored.response, stored.record.note.status) {
+        (Some(SavedResponse::Plain(response)), _) => {
+            format!("{}, {} bytes kept", response.status, response.body.len())
+        }
+        (Some(SavedResponse::Sealed { key_id, .. }), _) => format!("encrypted under key `{key_id}`"),
         (None, Some(status)) if stored.record.flags.not_retained => format!("{status}, not retained"),
         (None, Some(status)) => status.to_string(),
         (None, None) => "-".to_owned(),
@@ -260,18 +271,17 @@ pub(super) fn parse_prefix(text: &str) -> Result<IdPrefix, Failure> {
 /// Returns the filter that these arguments describe.
 pub(super) fn filter(which: &WhichArgs) -> Result<RecordFilter, Failure> {
     let exact = which.path.as_deref().map(PathPattern::exactly);
-    Ok(RecordFilter {
-        state: which.state.as_deref().map(parse_state).transpose()?,
-        tenant: which.tenant.clone(),
-        key: which.key.clone(),
-        method: which.method.as_deref().map(str::to_uppercase),
-        path: exact.or(which.route.as_deref().map(PathPattern::of_route)),
-        dead_letter: which.dead_letters,
-        created_from: which.created_from.as_deref().map(parse_instant).transpose()?,
-        created_before: which.created_before.as_deref().map(parse_instant).transpose()?,
-        older_than: which.older_than.as_deref().map(parse_age).transpose()?,
-        ..RecordFilter::default()
-    })
+    let mut filter = RecordFilter::default();
+    filter.state = which.state.as_deref().map(parse_state).transpose()?;
+    filter.tenant = which.tenant.clone();
+    filter.key = which.key.clone();
+    filter.method = which.method.as_deref().map(str::to_uppercase);
+    filter.path = exact.or(which.route.as_deref().map(PathPattern::of_route));
+    filter.dead_letter = which.dead_letters;
+    filter.created_from = which.created_from.as_deref().map(parse_instant).transpose()?;
+    filter.created_before = which.created_before.as_deref().map(parse_instant).transpose()?;
+    filter.older_than = which.older_than.as_deref().map(parse_age).transpose()?;
+    Ok(filter)
 }
 
 fn parse_instant(text: &str) -> Result<Timestamp, Failure> {
@@ -288,8 +298,8 @@ fn parse_age(text: &str) -> Result<std::time::Duration, Failure> {
 }
 
 /// Returns the cursor after all ids that begin with this text; after a full id, that is the id itself.
-fn parse_cursor(text: &str) -> Result<RecordId, Failure> {
-    Ok(parse_prefix(text)?.bounds().1)
+fn parse_cursor(text: &str) -> Result<Cursor, Failure> {
+    text.parse().map_err(|error: CursorError| Failure::usage(format!("`--after {text}`: {error}")))
 }
 
 fn unreadable(error: &StoreError) -> Failure {

@@ -78,7 +78,7 @@ async fn one(
     if !args.yes {
         let full = record.to_string().parse().ok();
         let preview =
-            operator.preview(RecordFilter { prefix: full, ..RecordFilter::default() }, action).await;
+            operator.preview(RecordFilter::default().with(|filter| filter.prefix = full), action).await;
         let preview = preview.map_err(|error| record_failure(OperatorError::Store(error), id, out))?;
         show(&one, args.json, out)?;
         if preview.records.is_empty() {

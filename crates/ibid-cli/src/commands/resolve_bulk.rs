@@ -91,7 +91,10 @@ async fn select_records(
     let mut selection = Selection { seen: Vec::new(), first: Vec::new(), left_alone: 0, more: false };
     let mut after = None;
     loop {
-        let page = RecordFilter { after, limit: BULK_MAX, ..filter.clone() };
+        let page = filter.clone().with(|filter| {
+            filter.after = after;
+            filter.limit = BULK_MAX;
+        });
         let preview = operator.preview(page, action).await.map_err(|error| store_failure(&error))?;
         selection.left_alone += preview.left_alone;
         let room = SHOWN_MAX.saturating_sub(selection.first.len());

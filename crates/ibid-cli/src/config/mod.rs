@@ -714,11 +714,10 @@ fn read_upkeep(root: &mut Section<'_, '_>) -> Upkeep {
 }
 
 fn read_keep(upkeep: &mut Section<'_, '_>) -> Retention {
-    let usual = Retention::default();
-    Retention {
-        effects: upkeep.positive("keep_effects").unwrap_or(usual.effects),
-        history: upkeep.positive("keep_history").unwrap_or(usual.history),
-    }
+    Retention::default().with(|keep| {
+        keep.effects = upkeep.positive("keep_effects").unwrap_or(keep.effects);
+        keep.history = upkeep.positive("keep_history").unwrap_or(keep.history);
+    })
 }
 
 /// Refuses `[limits]`: silently accepting a limit that is not enforced would be worse than none.

@@ -272,7 +272,7 @@ mod tests {
         let defaults = Overlay { wait: Some(Duration::from_secs(1)), ..Overlay::default() };
         let preset = Overlay::preset("payments").unwrap();
         let policy = resolve(&[&defaults, &preset]);
-        assert_eq!(policy, Policy { wait: Duration::from_secs(1), ..Policy::payments() });
+        assert_eq!(policy, Policy::payments().with(|policy| policy.wait = Duration::from_secs(1)));
         assert!(Overlay::preset("paymnets").is_none());
     }
 

@@ -26,12 +26,11 @@ pub(super) struct RuleDraft {
 impl RuleDraft {
     /// Returns the rule as records store it.
     pub(super) fn build(&self, pattern: &str, policy: &Policy) -> Reconcile {
-        Reconcile {
-            settle: self.settle.unwrap_or_else(|| SETTLE.max(2 * policy.upstream_timeout)),
-            attempts: self.attempts,
-            route: Some(pattern.to_owned()),
-            question: Some(self.question.clone()),
-        }
+        let settle = self.settle.unwrap_or_else(|| SETTLE.max(2 * policy.upstream_timeout));
+        Reconcile::new(settle, self.attempts).with(|rule| {
+            rule.route = Some(pattern.to_owned());
+            rule.question = Some(self.question.clone());
+        })
     }
 
     /// Returns whether the lookup request contains `{name}`.

@@ -110,7 +110,7 @@ impl Pages {
             return text(StatusCode::SERVICE_UNAVAILABLE, "the identity of the store was retired\n");
         }
         // An id that no record has: the probe only checks that the store answers.
-        let probe = self.ibid.store().load(vec![RecordId::from_bytes([0; RecordId::LEN])]);
+        let probe = self.ibid.store().load(RecordId::from_bytes([0; RecordId::LEN]));
         match tokio::time::timeout(READY_WITHIN, probe).await {
             Ok(Ok(_)) => text(StatusCode::OK, "ready\n"),
             _ => text(StatusCode::SERVICE_UNAVAILABLE, "the store does not answer\n"),

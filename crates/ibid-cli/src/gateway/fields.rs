@@ -227,7 +227,10 @@ mod tests {
         let tenant = TenantConfig::parse("header:X-Tenant-Id").unwrap();
         let recipe = Recipe::default().with_header("x-amount").with_header("api.version");
         let key_from = KeyFrom::parse(["header:X-Order-Token"]).unwrap();
-        let policy = Policy { recipe, key_from, ..Policy::default() };
+        let policy = Policy::default().with(|policy| {
+            policy.recipe = recipe;
+            policy.key_from = key_from;
+        });
         RequestFields::new(&tenant, [&Policy::default(), &policy].into_iter())
     }
 

@@ -88,11 +88,10 @@ mod tests {
 
     /// Applies the rule to a request with the fields `sent`, and returns the resulting fields in order.
     fn apply_rule(rule: &str, key_from: &str, sent: &[(&str, &str)], has_body: bool) -> Vec<String> {
-        let policy = Policy {
-            forward_key: ForwardKey::parse(rule).unwrap(),
-            key_from: KeyFrom::parse([key_from]).unwrap(),
-            ..Policy::default()
-        };
+        let policy = Policy::default().with(|policy| {
+            policy.forward_key = ForwardKey::parse(rule).unwrap();
+            policy.key_from = KeyFrom::parse([key_from]).unwrap();
+        });
         let guarded = GuardedRequest {
             tenant: Tenant::new("t").unwrap(),
             key: Key::stored("k").unwrap(),

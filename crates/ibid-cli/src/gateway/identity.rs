@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use ibid::Ibid;
 use ibid::engine::StartError;
 use ibid::http::Routes;
 use ibid::identity::{IdentityError, tenant_secret};
-use ibid::{Ibid, Settings};
 use ibid_core::fingerprint::Secret;
 use ibid_core::store::{Store, StoreError};
 
@@ -23,7 +23,7 @@ pub(super) async fn start(
     let failed = |error: StoreError| super::start_failure(config, &StartError::Store(error));
     let secret = tenant_secret(&*store).await.map_err(failed)?;
     let identity = routes.identity(&config.tenant.word()).with_tenant_secret(secret.id());
-    let settings = Settings { identity, ..super::settings(config)? };
+    let settings = super::settings(config)?.with(|settings| settings.identity = identity);
     let ibid = Ibid::start(store, settings).await.map_err(|error| super::start_failure(config, &error))?;
     Ok((ibid, secret))
 }

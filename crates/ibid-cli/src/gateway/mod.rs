@@ -155,12 +155,13 @@ impl Gateway {
                 "upkeep is off: lapsed, unknown, accepted and expired records are left to other processes"
             );
         }
-        let schedule = config.upkeep.run.then_some(Schedule {
-            sweep_every: config.upkeep.sweep_every,
-            reap_every: config.upkeep.reap_every,
-            reconcile_every: config.upkeep.reconcile_every,
-            keep: config.upkeep.keep,
+        let schedule = Schedule::default().with(|schedule| {
+            schedule.sweep_every = config.upkeep.sweep_every;
+            schedule.reap_every = config.upkeep.reap_every;
+            schedule.reconcile_every = config.upkeep.reconcile_every;
+            schedule.keep = config.upkeep.keep;
         });
+        let schedule = config.upkeep.run.then_some(schedule);
         let console = config.admin_token.clone().map(|token| ibid_console::router(&ibid, token));
         Ok(Gateway { public, admin, app, ibid, metrics, console, limits, door, schedule })
     }
@@ -450,20 +451,20 @@ fn hops(config: &Config) -> impl Iterator<Item = Hop> {
 }
 
 fn settings(config: &Config) -> Result<Settings, Failure> {
-    let secrets: Result<Vec<_>, _> = config.secrets.iter().map(Secret::new).collect();
-    Ok(Settings {
-        secrets: secrets
-            .map_err(|error| Failure::usage("a fingerprint secret can't be used").because(error))?,
-        identity_valid_for: config.store_options.identity_valid_for,
-        begin_timeout: config.store_options.begin_timeout,
-        finish_wait: config.store_options.finish_wait,
-        cache_bytes: config.store_options.cache_bytes,
-        cache_ttl: config.store_options.cache_ttl,
+    let secrets = config.secrets.iter().map(Secret::new).collect::<Result<Vec<_>, _>>();
+    let secrets =
+        secrets.map_err(|error| Failure::usage("a fingerprint secret can't be used").because(error))?;
+    Ok(Settings::default().with(|settings| {
+        settings.secrets = secrets;
+        settings.identity_valid_for = config.store_options.identity_valid_for;
+        settings.begin_timeout = config.store_options.begin_timeout;
+        settings.finish_wait = config.store_options.finish_wait;
+        settings.cache_bytes = config.store_options.cache_bytes;
+        settings.cache_ttl = config.store_options.cache_ttl;
         // Over HTTP/1.1 a connection has one run at a time. Twice that, because as many runs may have lost their client.
-        attempts_max: 2 * config.server.max_connections.max(config.server.max_guarded) as usize,
-        duplicate_rate: f64::from(config.upkeep.duplicate_percent) / 100.0,
-        ..Settings::default()
-    })
+        settings.attempts_max = 2 * config.server.max_connections.max(config.server.max_guarded) as usize;
+        settings.duplicate_rate = f64::from(config.upkeep.duplicate_percent) / 100.0;
+    }))
 }
 
 fn start_failure(config: &Config, error: &StartError) -> Failure {

@@ -137,11 +137,11 @@ impl World {
         let setup = Setup::before("http://127.0.0.1:9").on(on);
         let store: Arc<dyn Store> = match on {
             On::Sqlite => {
-                let options = SqliteOptions { busy_timeout: PATIENCE, ..SqliteOptions::default() };
+                let options = SqliteOptions::default().with(|options| options.busy_timeout = PATIENCE);
                 Arc::new(SqliteStore::open(setup.database(), options).expect("the store opens"))
             }
             On::Postgres => {
-                let options = PostgresOptions { connection_wait: PATIENCE, ..PostgresOptions::default() };
+                let options = PostgresOptions::default().with(|options| options.connection_wait = PATIENCE);
                 Arc::new(PostgresStore::open(&setup.store(), options).await.expect("the store opens"))
             }
         };
@@ -181,7 +181,10 @@ impl World {
         let mut all: Vec<(RecordId, bool)> = Vec::new();
         loop {
             let after = all.last().map(|(id, _)| *id);
-            let page = RecordFilter { after, limit: 1000, ..RecordFilter::default() };
+            let page = RecordFilter::default().with(|filter| {
+                filter.after = after;
+                filter.limit = 1000;
+            });
             let page = self.store.list(page).await.expect("a list");
             if page.is_empty() {
                 return all;

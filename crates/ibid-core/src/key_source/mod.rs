@@ -9,7 +9,7 @@
 //! use ibid_core::policy::Policy;
 //!
 //! let key_from = KeyFrom::parse(["header:Idempotency-Key", "square"])?;
-//! let policy = Policy { key_from, ..Policy::default() };
+//! let policy = Policy::default().with(|policy| policy.key_from = key_from);
 //! assert_eq!(policy.key_from.sources()[1].to_string(), "body:/idempotency_key");
 //! # Ok::<(), ibid_core::key_source::KeySourceError>(())
 //! ```

@@ -9,6 +9,7 @@ use crate::time::Timestamp;
 
 /// Which records to list.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct RecordFilter {
     /// Only in this state.
     pub state: Option<State>,
@@ -57,6 +58,13 @@ impl Default for RecordFilter {
 }
 
 impl RecordFilter {
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut RecordFilter)) -> RecordFilter {
+        change(&mut self);
+        self
+    }
+
     /// The instant before which the first request must have come, at the store's `now`.
     pub fn before(&self, now: Timestamp) -> Option<Timestamp> {
         let young = self.older_than.map(|age| {

@@ -1021,27 +1021,37 @@ fn is_strict(policy: &Policy) -> bool {
 }
 
 fn policies() -> [Policy; POLICIES] {
-    let plain = Policy {
-        lease: Duration::from_secs(LEASE),
-        retention: Duration::from_secs(RETENTION),
-        pending_deadline: Duration::from_secs(2 * LEASE),
-        upstream_timeout: Duration::from_secs(UPSTREAM),
-        reconcile: Some(Reconcile::new(Duration::from_secs(SETTLE), 4)),
-        ..Policy::default()
-    };
+    let plain = Policy::default().with(|policy| {
+        policy.lease = Duration::from_secs(LEASE);
+        policy.retention = Duration::from_secs(RETENTION);
+        policy.pending_deadline = Duration::from_secs(2 * LEASE);
+        policy.upstream_timeout = Duration::from_secs(UPSTREAM);
+        policy.reconcile = Some(Reconcile::new(Duration::from_secs(SETTLE), 4));
+    });
     let all = [
         plain.clone(),
-        Policy {
-            reconcile: None,
-            tombstone: Duration::from_secs(RETENTION),
-            after_expiry: AfterExpiry::Refuse,
-            ..plain.clone()
-        },
-        Policy { answer: AnswerRule::Async, ..plain.clone() },
-        Policy { on_lapse: OnLapse::Fail, on_server_error: OnServerError::Store, ..plain.clone() },
-        Policy { on_lapse: OnLapse::Retry, max_attempts: 2, ..plain.clone() },
-        Policy { on_lapse: OnLapse::Resume, on_server_error: OnServerError::Retry, ..plain.clone() },
-        Policy { on_lapse: OnLapse::Retry, answer: AnswerRule::Async, ..plain },
+        plain.clone().with(|policy| {
+            policy.reconcile = None;
+            policy.tombstone = Duration::from_secs(RETENTION);
+            policy.after_expiry = AfterExpiry::Refuse;
+        }),
+        plain.clone().with(|policy| policy.answer = AnswerRule::Async),
+        plain.clone().with(|policy| {
+            policy.on_lapse = OnLapse::Fail;
+            policy.on_server_error = OnServerError::Store;
+        }),
+        plain.clone().with(|policy| {
+            policy.on_lapse = OnLapse::Retry;
+            policy.max_attempts = 2;
+        }),
+        plain.clone().with(|policy| {
+            policy.on_lapse = OnLapse::Resume;
+            policy.on_server_error = OnServerError::Retry;
+        }),
+        plain.with(|policy| {
+            policy.on_lapse = OnLapse::Retry;
+            policy.answer = AnswerRule::Async;
+        }),
     ];
     for policy in &all {
         assert_eq!(policy.check(), Ok(()));

@@ -411,7 +411,8 @@ fn situations() -> Vec<Situation> {
         Situation {
             title: "`in_progress`, its lease lapsed for the last time (`max_attempts`)",
             make: |policy| {
-                let mut set = Set::new(Arc::new(Policy { max_attempts: 1, ..(*policy).clone() }), false);
+                let mut set =
+                    Set::new(Arc::new(((*policy).clone()).with(|policy| policy.max_attempts = 1)), false);
                 set.run();
                 set.wait(60);
                 Some(set.scene())
@@ -532,11 +533,10 @@ fn situations() -> Vec<Situation> {
         Situation {
             title: "expired, `after_expiry = \"refuse\"`, its tombstone kept",
             make: |policy| {
-                let policy = Policy {
-                    after_expiry: AfterExpiry::Refuse,
-                    tombstone: Duration::from_secs(3600),
-                    ..(*policy).clone()
-                };
+                let policy = ((*policy).clone()).with(|policy| {
+                    policy.after_expiry = AfterExpiry::Refuse;
+                    policy.tombstone = Duration::from_secs(3600);
+                });
                 let scene = finish(Arc::new(policy), 0)?;
                 Some(Scene { now: scene.now.after(Duration::from_secs(24 * 3600)), ..scene })
             },
@@ -630,7 +630,11 @@ fn variants() -> Vec<(Vec<&'static str>, Policy)> {
     for (lapse, on_lapse) in lapses {
         for (error, on_server_error) in errors {
             for (asked, reconcile) in asks.clone() {
-                let policy = Policy { on_lapse, on_server_error, reconcile, ..Policy::default() };
+                let policy = Policy::default().with(|policy| {
+                    policy.on_lapse = on_lapse;
+                    policy.on_server_error = on_server_error;
+                    policy.reconcile = reconcile;
+                });
                 all.push((vec![lapse, error, asked], policy));
             }
         }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use ibid::core::store::Store;
+use ibid::Store;
 use ibid::operator::OperatorAction;
 use ibid::operator::{Operator, OperatorError};
 use ibid::outbox::{EffectFilter, EffectState, StoredEffect};

@@ -28,32 +28,34 @@ pub async fn a_list_is_filtered_and_paged(subject: &dyn StoreUnderTest) {
     changes.push(insert(&stranger, draft(&stranger, State::Completed)));
     commit_all(&*store, changes).await;
 
-    let of_ours = || RecordFilter { tenant: Some(ours.clone()), ..RecordFilter::default() };
+    let of_ours = || RecordFilter::default().with(|filter| filter.tenant = Some(ours.clone()));
     let all: Vec<RecordId> = names.iter().map(|name| name.id).collect();
     assert_eq!(list(&*store, of_ours()).await, all, "one tenant's");
-    let completed = RecordFilter { state: Some(State::Completed), ..of_ours() };
+    let completed = of_ours().with(|filter| filter.state = Some(State::Completed));
     assert_eq!(list(&*store, completed).await, all[..3], "and in one state");
-    let by_key = RecordFilter { key: Some("key-1".to_owned()), ..of_ours() };
+    let by_key = of_ours().with(|filter| filter.key = Some("key-1".to_owned()));
     let one = names.iter().find(|name| name.identity.key.as_str() == "key-1").expect("it was made above").id;
     assert_eq!(list(&*store, by_key).await, [one], "and under one key");
 
-    assert!(page(&*store, RecordFilter { limit: 4, ..of_ours() }).await.0.len() <= 4, "no more than asked");
+    assert!(
+        page(&*store, of_ours().with(|filter| filter.limit = 4)).await.0.len() <= 4,
+        "no more than asked"
+    );
     for state in [None, Some(State::Retryable)] {
-        let paged = RecordFilter { limit: 4, state, ..of_ours() };
+        let paged = of_ours().with(|filter| (filter.limit, filter.state) = (4, state));
         let expected = if state.is_some() { &all[3..] } else { &all[..] };
         assert_eq!(list(&*store, paged).await, expected, "the cursor loses none and repeats none");
     }
 
-    let prefixed = |digits: &str| RecordFilter {
-        prefix: Some(digits.parse().expect("hex digits")),
-        ..RecordFilter::default()
+    let prefixed = |digits: &str| {
+        RecordFilter::default().with(|filter| filter.prefix = Some(digits.parse().expect("hex digits")))
     };
     for digits in [&one.to_string()[..], &one.short(), &one.to_string()[..5]] {
         let matches = list(&*store, prefixed(digits)).await;
         assert!(matches.contains(&one), "a prefix of its id finds it");
         assert!(matches.iter().all(|id| id.to_string().starts_with(digits)), "and nothing else");
     }
-    assert_eq!(list(&*store, RecordFilter { limit: 0, ..of_ours() }).await, [], "zero means none");
+    assert_eq!(list(&*store, of_ours().with(|filter| filter.limit = 0)).await, [], "zero means none");
 }
 
 /// Filters by method, path, route, age and dead letter, each alone and all together.
@@ -74,14 +76,14 @@ pub async fn a_list_is_narrowed_by_operation_age_and_dead_letter(subject: &dyn S
     let one = put_at("PATCH", "/pay/7", dead).await;
     let deep = put_at("POST", "/pay/7/refund", dead).await;
 
-    let of = || RecordFilter { tenant: Some(tenant.clone()), ..RecordFilter::default() };
+    let of = || RecordFilter::default().with(|filter| filter.tenant = Some(tenant.clone()));
     let sorted = |records: &[&Record]| {
         let mut ids: Vec<RecordId> = records.iter().map(|record| record.id).collect();
         ids.sort_unstable();
         ids
     };
-    let at = |path| RecordFilter { path: Some(path), ..of() };
-    assert_eq!(list(&*store, RecordFilter { method: Some("PATCH".to_owned()), ..of() }).await, [one.id]);
+    let at = |path| of().with(|filter| filter.path = Some(path));
+    assert_eq!(list(&*store, of().with(|filter| filter.method = Some("PATCH".to_owned()))).await, [one.id]);
     assert_eq!(list(&*store, at(PathPattern::exactly("/pay"))).await, [plain.id], "no more than the path");
     assert_eq!(list(&*store, at(PathPattern::exactly("/PAY"))).await, [], "letters have a case");
     assert_eq!(list(&*store, at(PathPattern::exactly("/pay_x%*?[a]\\"))).await, [odd.id], "as it is written");
@@ -90,29 +92,29 @@ pub async fn a_list_is_narrowed_by_operation_age_and_dead_letter(subject: &dyn S
     assert_eq!(list(&*store, at(PathPattern::of_route("/pay/{id}/refund"))).await, [deep.id]);
     let rest = at(PathPattern::of_route("/pay/{*rest}"));
     assert_eq!(list(&*store, rest).await, sorted(&[&one, &deep]), "all that follow");
-    let needy = RecordFilter { dead_letter: true, ..of() };
+    let needy = of().with(|filter| filter.dead_letter = true);
     assert_eq!(list(&*store, needy).await, sorted(&[&one, &deep]), "only dead letters");
 
-    let from = RecordFilter { created_from: Some(odd.created_at), ..of() };
+    let from = of().with(|filter| filter.created_from = Some(odd.created_at));
     assert_eq!(list(&*store, from).await, sorted(&[&odd, &one, &deep]), "the instant itself is in");
-    let before = RecordFilter { created_before: Some(odd.created_at), ..of() };
+    let before = of().with(|filter| filter.created_before = Some(odd.created_at));
     assert_eq!(list(&*store, before).await, [plain.id], "the instant itself is not");
     assert_eq!(
-        list(&*store, RecordFilter { older_than: Some(LONG), ..of() }).await,
+        list(&*store, of().with(|filter| filter.older_than = Some(LONG))).await,
         [],
         "no record is so old"
     );
-    assert_eq!(list(&*store, RecordFilter { older_than: Some(Duration::MAX), ..of() }).await, []);
+    assert_eq!(list(&*store, of().with(|filter| filter.older_than = Some(Duration::MAX))).await, []);
     subject.advance(TICK).await;
-    let aged = RecordFilter { older_than: Some(Duration::from_millis(1)), ..of() };
+    let aged = of().with(|filter| filter.older_than = Some(Duration::from_millis(1)));
     assert_eq!(list(&*store, aged).await.len(), 4, "by the store's own clock");
-    let all = RecordFilter {
-        state: Some(State::Unknown),
-        method: Some("POST".to_owned()),
-        path: Some(PathPattern::of_route("/pay/{*rest}")),
-        created_from: Some(plain.created_at),
-        ..RecordFilter { dead_letter: true, ..of() }
-    };
+    let all = of().with(|filter| {
+        filter.dead_letter = true;
+        filter.state = Some(State::Unknown);
+        filter.method = Some("POST".to_owned());
+        filter.path = Some(PathPattern::of_route("/pay/{*rest}"));
+        filter.created_from = Some(plain.created_at);
+    });
     assert_eq!(list(&*store, all).await, [deep.id], "all of it must fit");
 }
 

@@ -226,8 +226,13 @@ pub async fn a_fresh_record_is_not_due_after_a_later_write(subject: &dyn StoreUn
 pub async fn a_finished_record_goes_in_its_turn(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     reap_all(&*store, ReapTarget::Records).await;
-    let policy =
-        |retention, tombstone| Arc::new(Policy { lease: LONG, retention, tombstone, ..Policy::default() });
+    let policy = |retention, tombstone| {
+        Arc::new(Policy::default().with(|policy| {
+            policy.lease = LONG;
+            policy.retention = retention;
+            policy.tombstone = tombstone;
+        }))
+    };
     let (short, tomb, long) =
         (policy(SHORT, Duration::ZERO), policy(SHORT, LONG), policy(LONG, Duration::ZERO));
     let mut begins = Vec::new();

@@ -350,14 +350,14 @@ pub async fn every_record_keeps_its_own_policy(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let question =
         Some(Question { path: "/by-key/{key}".into(), executed: vec![200], ..Question::default() });
-    let reconcile = Some(Reconcile { question, ..Reconcile::new(LONG, 7) });
+    let reconcile = Some(Reconcile::new(LONG, 7).with(|reconcile| reconcile.question = question));
     let mut policies = vec![
         Policy::default(),
         Policy::payments(),
         Policy::stripe(),
-        Policy { reconcile, ..Policy::one_transaction() },
+        Policy::one_transaction().with(|policy| policy.reconcile = reconcile),
     ];
-    policies.extend((0..20).map(|n| Policy { response_version: 1000 + n, ..Policy::default() }));
+    policies.extend((0..20).map(|n| Policy::default().with(|policy| policy.response_version = 1000 + n)));
     let named: Vec<(TestRecord, Arc<Policy>)> =
         policies.into_iter().map(|p| (TestRecord::fresh(), Arc::new(p))).collect();
     let begin = |(name, policy): &(TestRecord, Arc<Policy>)| {

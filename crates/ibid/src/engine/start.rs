@@ -28,6 +28,7 @@ use crate::random::{Nonces, random};
 
 /// Settings of an [`Ibid`](crate::Ibid); the defaults are the contract's.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Settings {
     /// Fingerprint secrets, newest first. If there are none, one is drawn once and stored.
     pub secrets: Vec<Secret>,
@@ -52,6 +53,15 @@ pub struct Settings {
     /// The share of a tenant's requests that may be duplicates, from 0 to 1. The gauge
     /// `ibid_tenants_above_duplicate_rate` counts the tenants above it; nothing else happens to them.
     pub duplicate_rate: f64,
+}
+
+impl Settings {
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Settings)) -> Settings {
+        change(&mut self);
+        self
+    }
 }
 
 impl Default for Settings {

@@ -17,6 +17,7 @@ use tower_service::Service;
 use tracing::Instrument;
 
 use super::body::ReplyBody;
+use super::counters::{self, ReserveOutcome};
 use super::handler_attempt::{HandlerOutcome, UnreservedRequest};
 use super::intake::{self, GuardedRequest, Intake};
 use super::layer::{Shared, pass_on};
@@ -26,7 +27,7 @@ use super::routes::{ReservedBy, Route};
 use super::{repeatability, run, without_key};
 use crate::ibid::Ibid;
 use crate::outcome::{Begin, Outcome};
-use crate::telemetry::{self, ReserveOutcome};
+use crate::telemetry;
 
 /// Serves a guarded request, from intake to response.
 pub(super) async fn serve<S, Q, A>(
@@ -48,7 +49,7 @@ where
     let taken = match intake.await {
         Intake::Taken(taken) => taken,
         Intake::Unguarded(mut request) => {
-            telemetry::without_key(&route.pattern, 1);
+            counters::without_key(&route.pattern, 1);
             without_key::notice(&shared.keys_elsewhere, &route, &mut request);
             let Ok(response) = inner.call(request).await;
             return pass_on(response);

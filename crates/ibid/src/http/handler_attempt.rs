@@ -150,6 +150,10 @@ impl UnreservedRequest {
     ///
     /// Fails with [`ReserveError::Answered`] if the request must not run, and with [`ReserveError::Failed`] if the transaction
     /// failed. Nothing is reserved then.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future rolls its transaction back and leaves no reservation behind.
     pub async fn begin<D: Database>(
         &self,
         database: &D,

@@ -33,12 +33,11 @@ use super::resume::Resumer;
 use super::routes::{Routes, Ruling, upper_case};
 use super::without_key::KeysElsewhere;
 use super::{
-    MissingIdentityError, PrincipalSource, TenantSource, guarded_request, method_override, original_uri,
-    pages, proof, trace,
+    MissingIdentityError, PrincipalSource, TenantSource, counters, guarded_request, method_override,
+    original_uri, pages, proof, trace,
 };
 use crate::ibid::Ibid;
 use crate::identity::IdentitySetting;
-use crate::telemetry;
 
 /// Wraps a service in an [`IdempotencyService`], which executes each guarded request once.
 ///
@@ -132,8 +131,8 @@ impl IdempotencyLayer {
     pub fn with_routes(ibid: Ibid, tenants: TenantSource, routes: Routes) -> IdempotencyLayer {
         let previous = PreviousRoutes::new(ibid.previous_identities());
         assert_identity(&ibid, &routes);
-        telemetry::init_reserve_counters(routes.guarded_patterns());
-        routes.with_optional_keys().for_each(|route| telemetry::without_key(route, 0));
+        counters::init_reserve_counters(routes.guarded_patterns());
+        routes.with_optional_keys().for_each(|route| counters::without_key(route, 0));
         IdempotencyLayer {
             shared: Arc::new(Shared {
                 ibid,

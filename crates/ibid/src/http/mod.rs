@@ -63,6 +63,7 @@ mod admission;
 mod body;
 mod capture;
 mod cors;
+mod counters;
 mod guarded_request;
 mod handler_attempt;
 pub mod hooks;

@@ -16,12 +16,12 @@ use tokio::time::Instant;
 
 use super::body::ReplyBody;
 use super::cors::MadeBy;
+use super::counters::profile_name;
 use super::layer::Shared;
 use super::render::Reply;
 use super::routes::{self, Ruling, upper_case};
 use super::{original_uri, prefer, render};
 use crate::engine::retry_after_for_duplicate;
-use crate::telemetry::profile_name;
 
 /// Returns whether this path is one of ibid's own.
 pub(super) fn is_own(path: &str) -> bool {

@@ -136,7 +136,7 @@ impl PreviousRoutes {
 
 /// Builds routes that find the pattern of a request; the rules of that pattern are in the identity.
 fn routes_of(identity: &StoreIdentity) -> Routes {
-    let policy = |rules: &IdentityRules| Policy { path: rules.path, ..Policy::default() };
+    let policy = |rules: &IdentityRules| Policy::default().with(|policy| policy.path = rules.path);
     let rules = identity.routes().filter_map(|(route, rules)| {
         let (method, pattern) = route.split_once(' ')?;
         Some(Rule {

@@ -6,9 +6,8 @@ use http::{HeaderMap, response};
 use ibid_core::policy::Policy;
 use ibid_core::proof::{self, IgnoredProof, OUTCOME_FIELD, Proof};
 
-use super::ExecutionHint;
 use super::capture::CapturedResponse;
-use crate::telemetry;
+use super::{ExecutionHint, counters};
 
 /// Reads what a captured response proves under the rules that its record was begun with, and removes the fields that no client
 /// gets and no store keeps.
@@ -26,13 +25,13 @@ pub(super) fn take_proof<B>(
     };
     let read = proof_of(head, policy);
     if let Some(why) = read.ignored {
-        telemetry::outcome_ignored(route, why);
+        counters::outcome_ignored(route, why);
     }
     hide(&mut head.headers, policy);
     if let Some(trailers) = trailers
         && trailers.remove(OUTCOME_FIELD).is_some()
     {
-        telemetry::outcome_ignored(route, IgnoredProof::Trailer);
+        counters::outcome_ignored(route, IgnoredProof::Trailer);
     }
     read.proof
 }

@@ -9,6 +9,7 @@ use ibid_core::machine::BeginRequest;
 use ibid_core::policy::InFlight;
 use ibid_core::refusal::Refusal;
 
+use super::counters::ReserveOutcome;
 use super::render::{
     Reply, just_stored, mark_not_stored, mark_stored, mark_unknown, refusal, render_accepted, replay,
     store_unavailable,
@@ -17,7 +18,7 @@ use super::routes::Route;
 use super::{cors, repeatability, trace};
 use crate::engine::UnavailableError;
 use crate::outcome::Outcome;
-use crate::telemetry::{self, ReserveOutcome};
+use crate::telemetry;
 
 /// The response that a client gets if the outcome of its request allows it.
 pub(super) enum Candidate<B> {

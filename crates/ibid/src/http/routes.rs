@@ -10,7 +10,7 @@ use ibid_core::path;
 use ibid_core::policy::{KeyRule, PathRule, Policy, PolicyError, Profile};
 use ibid_core::refusal::Refusal;
 
-use crate::telemetry::RouteCounters;
+use super::counters::RouteCounters;
 
 /// The policies of an API: a default, and rules that override it for some routes.
 #[derive(Clone, Debug)]
@@ -481,7 +481,7 @@ mod tests {
 
     #[test]
     fn as_sent_uses_the_path_unchanged() {
-        let as_sent = || Policy { path: PathRule::AsSent, ..Policy::default() };
+        let as_sent = || Policy::default().with(|policy| policy.path = PathRule::AsSent);
         let rules = || {
             vec![
                 rule(&[Method::POST], "/files/{*rest}", Some(as_sent())),

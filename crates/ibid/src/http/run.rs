@@ -22,6 +22,7 @@ use tracing::Instrument;
 use super::admission::BodyBytes;
 use super::body::ReplyBody;
 use super::capture::{self, CapturedResponse};
+use super::counters::{self, ReserveOutcome};
 use super::handler_attempt::AttemptSlot;
 use super::intake::HttpRequestView;
 use super::respond::{Candidate, RETRY_SOON, uncertain};
@@ -29,7 +30,7 @@ use super::routes::Route;
 use super::{ExecutionHint, GuardedRequest, proof, render};
 use crate::attempt::{Attempt, LateAnswer};
 use crate::outcome::Outcome;
-use crate::telemetry::{self, ReserveOutcome};
+use crate::telemetry;
 
 /// One run of the handler for one request.
 pub(super) struct Run {
@@ -111,7 +112,7 @@ impl Run {
         };
         let ended = ended.map(|ended| ended.unwrap_or(HandlerResult::Panicked));
         let label = ended.as_ref().map_or("timed_out", HandlerResult::label);
-        telemetry::record_run(&route.pattern, label, started.elapsed().as_secs_f64());
+        counters::record_run(&route.pattern, label, started.elapsed().as_secs_f64());
         match (ended, slot.take()) {
             (Ok(result), Some(attempt)) => {
                 let end = self.end(attempt, result, client);

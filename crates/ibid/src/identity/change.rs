@@ -191,7 +191,7 @@ async fn each_record(
         // Not filtered by the store: a page that matches few records could take longer than a store lets a list run.
         let page = store
             .require_browse()?
-            .list(RecordFilter { after, limit: PAGE, ..RecordFilter::default() })
+            .list(RecordFilter::default().with(|filter| (filter.after, filter.limit) = (after, PAGE)))
             .await?;
         let is_asked_for =
             |stored: &&StoredRecord| created_before.is_none_or(|before| stored.record.created_at < before);
@@ -207,7 +207,7 @@ async fn each_record(
 
 /// Returns an instant of the store's clock that is not before any record's creation; `None` if there is no record.
 async fn latest_creation(store: &dyn Store) -> Result<Option<Timestamp>, StoreError> {
-    let some = store.require_browse()?.list(RecordFilter { limit: 1, ..RecordFilter::default() }).await?;
+    let some = store.require_browse()?.list(RecordFilter::default().with(|filter| filter.limit = 1)).await?;
     Ok(some.items.first().map(|stored| stored.now))
 }
 

@@ -7,7 +7,7 @@
 //! ```
 //! use ibid::identity::StoreIdentity;
 //! # #[cfg(feature = "http")] {
-//! use ibid::core::policy::Policy;
+//! use ibid::policy::Policy;
 //! use ibid::http::Routes;
 //!
 //! let plain = StoreIdentity::new("access token");

@@ -73,7 +73,7 @@ impl Operator {
     ) -> Result<BulkPreview, StoreError> {
         // The decision does not depend on who acts, so a placeholder will do.
         let act = OperatorAction::new("preview", "a preview").expect("a name and a reason");
-        let page = self.find(RecordFilter { limit: filter.limit.min(BULK_MAX), ..filter }).await?;
+        let page = self.find(filter.with(|filter| filter.limit = filter.limit.min(BULK_MAX))).await?;
         let matching = page.records.len();
         let changes = |stored: &StoredRecord| {
             let event = action.event(Nonce(0), stored.now, &act);

@@ -81,7 +81,7 @@ impl Operator {
     ) -> Result<(Vec<StoredEffect>, Option<i64>), OperatorError> {
         let limit = filter.limit as usize;
         // One more than asked for tells whether there are more.
-        let wider = EffectFilter { limit: filter.limit.saturating_add(1), ..filter };
+        let wider = filter.with(|filter| filter.limit = filter.limit.saturating_add(1));
         let mut effects = store_tx::list(&*self.store, wider).await?.ok_or(OperatorError::NoOutbox)?;
         let more = effects.len() > limit;
         effects.truncate(limit);
@@ -133,10 +133,17 @@ impl Operator {
         effects_after: i64,
         limit: u32,
     ) -> Result<DeadLetters, OperatorError> {
-        let filter =
-            RecordFilter { dead_letter: true, after: records_after, limit, ..RecordFilter::default() };
+        let filter = RecordFilter::default().with(|filter| {
+            filter.dead_letter = true;
+            filter.after = records_after;
+            filter.limit = limit;
+        });
         let records = self.find(filter).await?;
-        let dead = EffectFilter { dead_letter: true, after: effects_after, limit, ..EffectFilter::default() };
+        let dead = EffectFilter::default().with(|filter| {
+            filter.dead_letter = true;
+            filter.after = effects_after;
+            filter.limit = limit;
+        });
         let (effects, next_effect) = match self.effects(dead).await {
             Err(OperatorError::NoOutbox) => (Vec::new(), None),
             result => result?,

@@ -7,16 +7,15 @@
 //!
 //! ```
 //! # use std::sync::Arc;
-//! # use ibid::{Ibid, Settings};
-//! # use ibid::core::{operator_action::OperatorAction, record::State};
+//! # use ibid::{Ibid, Settings, State};
 //! # use ibid::store::{clock::Clock, memory::MemoryStore};
-//! use ibid::operator::{RecordFilter, Observation, Operator};
+//! use ibid::operator::{Observation, Operator, OperatorAction, RecordFilter};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let ibid = Ibid::start(Arc::new(MemoryStore::new(Clock::system())), Settings::default()).await?;
 //! let operator = Operator::new(&ibid);
-//! let unknown = RecordFilter { state: Some(State::Unknown), ..RecordFilter::default() };
+//! let unknown = RecordFilter::default().with(|filter| filter.state = Some(State::Unknown));
 //! for stored in operator.find(unknown).await?.records {
 //!     let act = OperatorAction::new("ann", "the provider never saw it")?;
 //!     operator.resolve(stored.record.id, None, &Observation::NotExecuted, &act).await?;
@@ -106,8 +105,10 @@ impl Operator {
     ///
     /// Fails if there is none, if there are several, or if the store cannot be read.
     pub async fn get(&self, prefix: &IdPrefix) -> Result<StoredRecord, OperatorError> {
-        let filter =
-            RecordFilter { prefix: Some(prefix.clone()), limit: AMBIGUOUS_MAX, ..RecordFilter::default() };
+        let filter = RecordFilter::default().with(|filter| {
+            filter.prefix = Some(prefix.clone());
+            filter.limit = AMBIGUOUS_MAX;
+        });
         let mut page = self.find(filter).await?;
         if page.records.len() > 1 {
             return Err(OperatorError::Ambiguous(page));

@@ -18,8 +18,7 @@
 //! ```
 //! # use std::sync::Arc;
 //! # use ibid::{Begin, Ibid, Settings};
-//! # use ibid::core::{fingerprint::RequestView, key::Key, policy::Policy, response::Response};
-//! # use ibid::core::scope::{Identity, Operation, Tenant};
+//! # use ibid::{Identity, Key, Operation, Policy, RequestView, Response, Tenant};
 //! # use ibid::store::sqlite::{SqliteOptions, SqliteStore};
 //! # use ibid::transaction::{Database, rusqlite::{Rusqlite, RusqliteTx}};
 //! # struct Body;

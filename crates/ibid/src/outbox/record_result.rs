@@ -409,7 +409,7 @@ pub(super) mod tests {
     ///
     /// With 500 of them, it practically never happens that none is below 0.9 or none above 1.1.
     fn spread(safety: Safety, event: EffectEvent) -> (f64, f64) {
-        let effect = claimed_effect(EffectRules { safety, ..EffectRules::default() });
+        let effect = claimed_effect(EffectRules::default().with(|rules| rules.safety = safety));
         let (_, due_in) = decide_effect(&effect.to_decide(), event).expect("a change");
         let base = due_in.expect("it is due again").as_secs_f64();
         let result = EffectResult::because(event, "");

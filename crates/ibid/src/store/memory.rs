@@ -86,7 +86,8 @@ impl Store for MemoryStore {
             None => Bound::Included((state, EARLIEST, ID_RANGE.0)),
         };
         let longest_due_first = tables.due.range((from, Bound::Included((state, now, ID_RANGE.1))));
-        let found = longest_due_first.take(limit as usize).filter_map(|(_, _, id)| tables.stored(id, now));
+        let found =
+            longest_due_first.take(limit as usize + 1).filter_map(|(_, _, id)| tables.stored(id, now));
         ready(Ok(Page::new(found.collect(), limit, |last: &StoredRecord| due_cursor(last))))
     }
 
@@ -161,7 +162,8 @@ impl BrowseStore for MemoryStore {
         };
         let in_order = tables.rows.range((from, Bound::Unbounded)).take_while(|(id, _)| **id <= high);
         let found = in_order.map(|(_, row)| &row.stored).filter(|stored| filter.fits(&stored.record, now));
-        let found = found.take(filter.limit as usize).map(|stored| StoredRecord { now, ..stored.clone() });
+        let found =
+            found.take(filter.limit as usize + 1).map(|stored| StoredRecord { now, ..stored.clone() });
         let cursor = |last: &StoredRecord| Cursor(Bytes::copy_from_slice(last.record.id.as_bytes()));
         ready(Ok(Page::new(found.collect(), filter.limit, cursor)))
     }
@@ -254,7 +256,7 @@ impl EvidenceStore for MemoryStore {
             EvidenceQuery::All => true,
         });
         let found: Vec<_> =
-            fits.take(limit as usize).map(|(seq, (stored, _))| (*seq, stored.clone())).collect();
+            fits.take(limit as usize + 1).map(|(seq, (stored, _))| (*seq, stored.clone())).collect();
         let Page { items, next } = Page::new(found, limit, |(seq, _)| Cursor::of_i64(*seq));
         ready(Ok(Page { items: items.into_iter().map(|(_, stored)| stored).collect(), next }))
     }

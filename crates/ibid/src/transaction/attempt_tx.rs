@@ -130,6 +130,10 @@ impl Attempt {
     ///
     /// Fails with [`TxError::LeaseLost`] if the record no longer belongs to this attempt, and with the other errors as their
     /// docs say. The transaction is rolled back.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops `tx`, which rolls it back. The attempt goes on and can use another transaction.
     pub async fn inside<T: OwnedTx>(&mut self, mut tx: T) -> Result<AttemptTx<'_, T>, TxError> {
         match self.lock(&mut tx).await {
             Ok(held) => Ok(AttemptTx::holding(Holder::Lent(self), tx, held)),
@@ -215,6 +219,10 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
     ///
     /// Fails with [`TxError::EffectExists`] if the record already has an effect with this name, and with [`TxError::Sql`] if
     /// the statement fails.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: the effect may be in the transaction or not. Roll the transaction back.
     pub async fn enqueue(&mut self, mut effect: NewEffect) -> Result<(), TxError> {
         let now = self.terms()?.now;
         if effect.trace.is_none() {
@@ -243,7 +251,7 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
     /// `finish` takes the transaction by value, so a second call does not compile:
     ///
     /// ```compile_fail,E0382
-    /// # use ibid::core::response::Response;
+    /// # use ibid::Response;
     /// # use ibid::transaction::{AttemptTx, OwnedTx, TxError};
     /// async fn twice<T: OwnedTx>(inside: AttemptTx<'_, T>, answer: Response) -> Result<(), TxError> {
     ///     inside.finish(answer.clone()).await?;
@@ -296,6 +304,10 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
     ///
     /// Fails with [`TxError::AnswerConflict`] if no effect of this transaction owes the response; otherwise as
     /// [`Self::finish`] does.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Self::finish`].
     pub async fn owe(self) -> Result<Outcome, TxError> {
         if !self.owes {
             return Err(TxError::AnswerConflict);

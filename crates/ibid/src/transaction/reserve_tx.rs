@@ -37,6 +37,10 @@ impl Ibid {
     ///
     /// Fails if the store is not an SQL store or belongs to another kind of database, if the engine refuses begins
     /// ([`TxError::Unavailable`]), or if the database fails. No transaction is left open.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future rolls its transaction back and leaves no reservation behind.
     pub async fn begin_inside<D: Database>(
         &self,
         ask: BeginRequest,

@@ -79,7 +79,7 @@ impl Attempt {
     /// effect instead.
     ///
     /// ```
-    /// # use ibid::core::{effect::NewEffect, response::Response};
+    /// # use ibid::{Response, outbox::NewEffect};
     /// # use ibid::transaction::{TxResult, rusqlite::Rusqlite};
     /// # async fn pay(mut attempt: ibid::Attempt, db: Rusqlite) -> TxResult {
     /// attempt
@@ -199,6 +199,10 @@ impl<T: OwnedTx> TxHandle<T> {
     /// # Errors
     ///
     /// [`TxError::EffectExists`] if the record has an effect of this name, else the error of the statement.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: the effect may be in the transaction or not. Return an error, so that it is rolled back.
     pub async fn enqueue(&mut self, effect: NewEffect) -> Result<(), TxError> {
         self.open_tx_mut().enqueue(effect).await
     }

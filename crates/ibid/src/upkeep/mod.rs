@@ -51,6 +51,7 @@ pub(crate) struct UpkeepState {
 
 /// Intervals of the chores, and how long the reaper keeps rows.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Schedule {
     /// Time between two sweeps. It bounds how long a lapsed record goes unnoticed if no client retries.
     pub sweep_every: Duration,
@@ -60,6 +61,15 @@ pub struct Schedule {
     pub reconcile_every: Duration,
     /// Retention of effects and history, which outlive their record.
     pub keep: Retention,
+}
+
+impl Schedule {
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Schedule)) -> Schedule {
+        change(&mut self);
+        self
+    }
 }
 
 impl Default for Schedule {

@@ -23,11 +23,21 @@ use crate::telemetry;
 
 /// Retention of rows that outlive their record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Retention {
     /// Retention of effects, counted from when they were done or discarded. Other effects are never removed.
     pub effects: Duration,
     /// Retention of history lines, counted from when they were written. Lines of a record that still exists stay with it.
     pub history: Duration,
+}
+
+impl Retention {
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Retention)) -> Retention {
+        change(&mut self);
+        self
+    }
 }
 
 impl Default for Retention {

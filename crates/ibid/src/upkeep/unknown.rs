@@ -45,7 +45,10 @@ pub(super) async fn expire_unknown(store: &dyn Store) -> Result<u64, StoreError>
 /// Returns whether an effect of this record is neither done nor discarded. The record gets no new effects, because its
 /// attempt is over.
 async fn has_open_effect(store: &dyn Store, record: &Record) -> Result<bool, StoreError> {
-    let filter = EffectFilter { record: Some(record.id), limit: EFFECTS_MAX, ..EffectFilter::default() };
+    let filter = EffectFilter::default().with(|filter| {
+        filter.record = Some(record.id);
+        filter.limit = EFFECTS_MAX;
+    });
     let effects = store_tx::list(store, filter).await?.unwrap_or_default();
     // A record with that many effects is left alone, whatever their states.
     Ok(effects.len() as u32 == EFFECTS_MAX || effects.iter().any(|effect| !effect.state.is_final()))

@@ -82,7 +82,7 @@ impl World {
 }
 
 fn created_response() -> Response {
-    Response { status: 201, headers: vec![], body: Bytes::from_static(b"done"), trailers: vec![], version: 1 }
+    Response { status: 201, headers: vec![], body: Bytes::from_static(b"done"), trailers: vec![] }
 }
 
 #[tokio::test]
@@ -149,7 +149,10 @@ async fn an_attempt_dropped_after_its_first_byte_is_unknown() {
 
 #[tokio::test(start_paused = true)]
 async fn a_live_attempt_keeps_its_lease_until_max_run() {
-    let policy = Policy { on_lapse: OnLapse::Retry, max_run: Duration::from_secs(600), ..Policy::default() };
+    let policy = Policy::default().with(|policy| {
+        policy.on_lapse = OnLapse::Retry;
+        policy.max_run = Duration::from_secs(600);
+    });
     let world = world(policy).await;
     let attempt = world.run("k").await;
     let renewal = tokio::spawn(attempt.keep_alive());
@@ -240,13 +243,14 @@ async fn changes_during_a_commit_go_into_the_next_one() {
 
 #[tokio::test]
 async fn a_completed_record_is_cached_for_cache_ttl_at_most() {
-    let settings = || Settings { begin_timeout: Duration::from_millis(20), ..Settings::default() };
+    let settings = || Settings::default().with(|settings| settings.begin_timeout = Duration::from_millis(20));
     let cached = world_with(Policy::default(), settings()).await;
     cached.run("k").await.finish(created_response()).await;
     cached.store.set(StoreFault::Down);
     assert!(matches!(cached.begin("k").await, Begin::Skip(Outcome::Completed(_))));
 
-    let uncached = world_with(Policy::default(), Settings { cache_ttl: Duration::ZERO, ..settings() }).await;
+    let uncached =
+        world_with(Policy::default(), settings().with(|settings| settings.cache_ttl = Duration::ZERO)).await;
     uncached.run("k").await.finish(created_response()).await;
     uncached.store.set(StoreFault::Down);
     assert!(uncached.ibid.begin(uncached.ask("k")).await.is_err());
@@ -266,7 +270,8 @@ async fn a_cached_record_is_read_again_after_cache_ttl() {
 
 #[tokio::test]
 async fn attempts_that_live_at_once_are_bounded() {
-    let world = world_with(Policy::default(), Settings { attempts_max: 2, ..Settings::default() }).await;
+    let world =
+        world_with(Policy::default(), Settings::default().with(|settings| settings.attempts_max = 2)).await;
     let (first, second) = (world.run("a").await, world.run("b").await);
     assert!(world.ibid.begin(world.ask("c")).await.is_err());
     first.finish(created_response()).await;
@@ -285,7 +290,7 @@ async fn one_ask_begun_twice_at_once_runs_once() {
 
 #[tokio::test]
 async fn a_begin_repeated_after_a_refusal_keeps_its_reservation() {
-    let settings = Settings { begin_timeout: Duration::from_millis(30), ..Settings::default() };
+    let settings = Settings::default().with(|settings| settings.begin_timeout = Duration::from_millis(30));
     let world = world_with(Policy::default(), settings).await;
     let ask = world.ask("k");
     world.store.set(StoreFault::Hangs);
@@ -327,7 +332,7 @@ async fn a_finish_whose_caller_leaves_is_written_all_the_same() {
 
 #[tokio::test]
 async fn a_superseded_finish_gets_the_stored_response() {
-    let world = world(Policy { on_lapse: OnLapse::Retry, ..Policy::default() }).await;
+    let world = world(Policy::default().with(|policy| policy.on_lapse = OnLapse::Retry)).await;
     let first = world.run("k").await;
     world.hands.advance(Duration::from_secs(61));
     let other = Ibid::start(world.store.clone(), Settings::default()).await.expect("it starts");
@@ -342,7 +347,7 @@ async fn a_superseded_finish_gets_the_stored_response() {
 
 #[tokio::test]
 async fn a_sweep_that_is_the_first_to_see_a_clock_jump_frees_nothing() {
-    let world = world(Policy { on_lapse: OnLapse::Retry, ..Policy::default() }).await;
+    let world = world(Policy::default().with(|policy| policy.on_lapse = OnLapse::Retry)).await;
     let attempt = world.run("k").await;
     world.hands.advance(Duration::from_secs(3600));
     assert_eq!(upkeep::sweep_once(&world.ibid).await.unwrap(), 0);
@@ -354,7 +359,8 @@ async fn a_sweep_that_is_the_first_to_see_a_clock_jump_frees_nothing() {
 async fn a_node_whose_secrets_were_taken_away_does_not_start() {
     let secret = Secret::new("an old secret of some length").expect("long enough");
     let world =
-        world_with(Policy::default(), Settings { secrets: vec![secret], ..Settings::default() }).await;
+        world_with(Policy::default(), Settings::default().with(|settings| settings.secrets = vec![secret]))
+            .await;
     world.run("k").await.finish(created_response()).await;
     let refused = Ibid::start(world.store.clone(), Settings::default()).await.err();
     assert!(matches!(refused, Some(StartError::MissingSecret(_))));
@@ -382,7 +388,7 @@ async fn a_shutdown_waits_for_begins_under_way() {
 #[tokio::test]
 async fn a_store_used_with_another_identity_is_refused() {
     let world = world(Policy::default()).await;
-    let other = Settings { identity: StoreIdentity::new("header:x"), ..Settings::default() };
+    let other = Settings::default().with(|settings| settings.identity = StoreIdentity::new("header:x"));
     let refused = Ibid::start(world.store.clone(), other).await.err();
     assert!(matches!(refused, Some(StartError::Identity(_))));
 }
@@ -403,9 +409,8 @@ async fn the_secret_is_made_once_and_every_node_of_the_store_uses_it() {
 async fn a_node_without_a_secret_that_records_name_does_not_start() {
     let secret = |text: &str| Secret::new(text).expect("long enough");
     let (old, new) = ("an old secret of some length", "a new secret of some length");
-    let with = |texts: &[&str]| Settings {
-        secrets: texts.iter().map(|t| secret(t)).collect(),
-        ..Settings::default()
+    let with = |texts: &[&str]| {
+        Settings::default().with(|settings| settings.secrets = texts.iter().map(|t| secret(t)).collect())
     };
     let world = world_with(Policy::default(), with(&[old])).await;
     world.run("k").await.finish(created_response()).await;
@@ -428,7 +433,7 @@ async fn the_sweeper_applies_the_rule_of_the_records_begin() {
         (OnLapse::Fail, State::Completed),
     ];
     for (on_lapse, settled) in rules {
-        let world = world(Policy { on_lapse, ..Policy::default() }).await;
+        let world = world(Policy::default().with(|policy| policy.on_lapse = on_lapse)).await;
         let attempt = world.run("k").await;
         assert_eq!(upkeep::sweep_once(&world.ibid).await.unwrap(), 0, "a live lease is left alone");
         // Small steps, which the clock watch does not take for a jump, would be too slow. A fresh node has seen no jump.
@@ -443,7 +448,7 @@ async fn the_sweeper_applies_the_rule_of_the_records_begin() {
 
 #[tokio::test]
 async fn many_sweepers_at_once_settle_each_lapse_once() {
-    let world = world(Policy { on_lapse: OnLapse::Unknown, ..Policy::default() }).await;
+    let world = world(Policy::default().with(|policy| policy.on_lapse = OnLapse::Unknown)).await;
     let mut attempts = Vec::new();
     for n in 0..50 {
         attempts.push(world.run(&format!("k{n}")).await);
@@ -461,7 +466,7 @@ async fn many_sweepers_at_once_settle_each_lapse_once() {
 
 #[tokio::test(start_paused = true)]
 async fn after_the_store_was_away_a_lapse_is_left_alone_for_one_lease() {
-    let world = world(Policy { on_lapse: OnLapse::Retry, ..Policy::default() }).await;
+    let world = world(Policy::default().with(|policy| policy.on_lapse = OnLapse::Retry)).await;
     let attempt = world.run("k").await;
     // Both clocks advance together, so neither jumps.
     let pass = async |length| {
@@ -502,7 +507,7 @@ async fn the_reaper_removes_what_is_past_its_time_and_nothing_else() {
 
 #[tokio::test]
 async fn after_a_clock_jump_no_lapsed_request_runs_again() {
-    let world = world(Policy { on_lapse: OnLapse::Retry, ..Policy::default() }).await;
+    let world = world(Policy::default().with(|policy| policy.on_lapse = OnLapse::Retry)).await;
     let attempt = world.run("k").await;
     world.hands.advance(Duration::from_secs(3600));
     // The first look shows the jump. From then on the lapse may not be real.
@@ -543,7 +548,7 @@ async fn every_lapse_is_counted_once() {
     };
     let mut lapses = 0;
     for on_lapse in [OnLapse::Unknown, OnLapse::Retry, OnLapse::Fail] {
-        let world = world(Policy { on_lapse, ..Policy::default() }).await;
+        let world = world(Policy::default().with(|policy| policy.on_lapse = on_lapse)).await;
         for (key, by_request) in [("request", true), ("sweeper", false)] {
             // Its process is gone: nothing renews or ends it.
             std::mem::forget(world.run(key).await);

@@ -141,7 +141,7 @@ impl World {
     }
 
     async fn record(&self, key: &str) -> Arc<Record> {
-        let filter = RecordFilter { key: Some(key.to_owned()), ..RecordFilter::default() };
+        let filter = RecordFilter::default().with(|filter| filter.key = Some(key.to_owned()));
         self.store.list(filter).await.expect("a list").pop().expect("a record").record
     }
 
@@ -415,9 +415,9 @@ async fn a_contradicting_webhook_changes_no_stored_response() {
 #[tokio::test]
 async fn a_hook_that_can_not_be_used_is_refused_at_the_start() {
     let world = world().await;
-    let bound = Policy { bind: BindRule::Principal, ..Policy::default() };
+    let bound = Policy::default().with(|policy| policy.bind = BindRule::Principal);
     let routes = Routes::new(bound.clone(), vec![]).expect("good routes");
-    let settings = Settings { identity: routes.identity("one"), ..Settings::default() };
+    let settings = Settings::default().with(|settings| settings.identity = routes.identity("one"));
     let store = Arc::new(MemoryStore::new(Clock::system()));
     let by_principal = Ibid::start(store, settings).await.expect("it starts");
     let layer = |policy: Policy| {

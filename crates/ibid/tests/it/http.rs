@@ -57,7 +57,7 @@ async fn world_with(policy: Policy, rules: Vec<Rule>, settings: Settings) -> Wor
     let (clock, hands) = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
     let store = FaultyStore::new(Arc::new(MemoryStore::new(clock)));
     let routes = Routes::new(policy, rules).expect("good routes");
-    let settings = Settings { identity: routes.identity("a header"), ..settings };
+    let settings = settings.with(|settings| settings.identity = routes.identity("a header"));
     let ibid = Ibid::start(store.clone(), settings).await.expect("it starts");
     let api = Api { gate: Some(Arc::new(Semaphore::new(0))), ..Api::default() };
     let router = Router::new()
@@ -313,7 +313,7 @@ async fn a_missing_or_unreadable_key_stores_nothing() {
 
 #[tokio::test]
 async fn a_mismatch_is_refused_in_every_state_before_409() {
-    let world = world(Policy { wait: Duration::ZERO, ..Policy::default() }).await;
+    let world = world(Policy::default().with(|policy| policy.wait = Duration::ZERO)).await;
     let running = world.spawn_send(pay("k").does("gate"));
     world.api.begun.notified().await;
     let other = || pay("k").does("gate").body("other");
@@ -367,7 +367,7 @@ async fn a_client_that_will_not_wait_gets_409_with_retry_after() {
 
 #[tokio::test]
 async fn in_flight_conflict_refuses_at_once() {
-    let world = world(Policy { in_flight: InFlight::Conflict, ..Policy::default() }).await;
+    let world = world(Policy::default().with(|policy| policy.in_flight = InFlight::Conflict)).await;
     let running = world.spawn_send(pay("k").does("gate"));
     world.api.begun.notified().await;
     assert_eq!(world.send(pay("k").does("gate")).await.status, 409);
@@ -552,7 +552,7 @@ async fn a_request_dropped_at_any_await_executes_at_most_once() {
 
 #[tokio::test]
 async fn a_body_over_the_limit_is_413_and_leaves_no_record() {
-    let world = world(Policy { max_request_body: 10, ..Policy::default() }).await;
+    let world = world(Policy::default().with(|policy| policy.max_request_body = 10)).await;
     let chunks = |n: usize| {
         let parts = (0..n).map(|_| Ok::<_, Infallible>(Bytes::from_static(b"12345")));
         Body::from_stream(futures_util::stream::iter(parts))
@@ -578,7 +578,7 @@ async fn a_body_that_breaks_off_is_refused_and_leaves_no_record() {
 
 #[tokio::test]
 async fn a_large_or_streamed_response_never_runs_again() {
-    let world = world(Policy { max_response_body: 2999, ..Policy::default() }).await;
+    let world = world(Policy::default().with(|policy| policy.max_response_body = 2999)).await;
     for (what, length) in [("large", 3000), ("stream", 9)] {
         let runs = world.runs();
         let first = world.send(pay(what).does(what)).await;
@@ -593,7 +593,7 @@ async fn a_large_or_streamed_response_never_runs_again() {
 
 #[tokio::test]
 async fn a_server_error_that_is_not_read_to_its_end_proves_nothing() {
-    let world = world(Policy { max_response_body: 2999, ..Policy::default() }).await;
+    let world = world(Policy::default().with(|policy| policy.max_response_body = 2999)).await;
     let first = world.send(pay("k").does("large-503")).await;
     assert_eq!((first.status, first.body.len()), (503, 3000));
     assert_eq!(world.send(pay("k").does("large-503")).await.problem(), "outcome-unknown");
@@ -602,7 +602,7 @@ async fn a_server_error_that_is_not_read_to_its_end_proves_nothing() {
 
 #[tokio::test]
 async fn a_replay_drops_fields_of_one_caller_or_moment() {
-    let world = world(Policy { not_replayed: vec!["x-route".into()], ..Policy::default() }).await;
+    let world = world(Policy::default().with(|policy| policy.not_replayed = vec!["x-route".into()])).await;
     let first = world.send(pay("k").does("odd-headers")).await;
     assert_eq!(first.text("set-cookie"), Some("session=1"), "the first answer is unchanged");
     let again = world.send(pay("k").does("odd-headers")).await;
@@ -636,7 +636,7 @@ async fn an_answer_is_kept_uncoded_so_that_every_retry_can_read_it() {
 
 #[tokio::test]
 async fn with_the_store_down_nothing_runs_and_the_client_gets_503() {
-    let settings = Settings { begin_timeout: Duration::from_millis(50), ..Settings::default() };
+    let settings = Settings::default().with(|settings| settings.begin_timeout = Duration::from_millis(50));
     let world = world_with(Policy::default(), vec![], settings).await;
     world.store.set(StoreFault::Down);
     for _ in 0..8 {
@@ -676,7 +676,7 @@ async fn a_begin_whose_reply_is_lost_is_recognised_as_ones_own() {
 
 #[tokio::test]
 async fn a_begin_given_up_is_released_and_the_key_stays_free() {
-    let settings = Settings { begin_timeout: Duration::from_millis(30), ..Settings::default() };
+    let settings = Settings::default().with(|settings| settings.begin_timeout = Duration::from_millis(30));
     let world = world_with(Policy::default(), vec![], settings).await;
     world.store.set(StoreFault::LosesReplies);
     assert_eq!(world.send(pay("k")).await.status, 503);
@@ -690,7 +690,7 @@ async fn a_begin_given_up_is_released_and_the_key_stays_free() {
 
 #[tokio::test]
 async fn a_response_not_stored_in_time_is_marked_and_stored_later() {
-    let settings = Settings { finish_wait: Duration::from_millis(30), ..Settings::default() };
+    let settings = Settings::default().with(|settings| settings.finish_wait = Duration::from_millis(30));
     let world = world_with(Policy::default(), vec![], settings).await;
     let running = world.spawn_send(pay("k").does("gate"));
     world.api.begun.notified().await;
@@ -726,7 +726,7 @@ async fn a_lapsed_attempts_late_response_settles_the_record() {
 #[tokio::test]
 async fn after_retention_only_a_tombstone_refuses_a_key() {
     let hour = Duration::from_secs(3600);
-    let world = world(Policy { retention: hour, ..Policy::default() }).await;
+    let world = world(Policy::default().with(|policy| policy.retention = hour)).await;
     world.send(pay("k")).await;
     world.hands.advance(hour - Duration::from_secs(1));
     assert!(world.send(pay("k")).await.is_replay());
@@ -736,8 +736,11 @@ async fn after_retention_only_a_tombstone_refuses_a_key() {
     let rerun = read(fresh.oneshot(pay("k").body("other").build()).await).await;
     assert_eq!((rerun.status, rerun.is_replay(), world.runs()), (201, false, 2));
 
-    let refuse =
-        Policy { retention: hour, tombstone: hour, after_expiry: AfterExpiry::Refuse, ..Policy::default() };
+    let refuse = Policy::default().with(|policy| {
+        policy.retention = hour;
+        policy.tombstone = hour;
+        policy.after_expiry = AfterExpiry::Refuse;
+    });
     let rule = Rule {
         methods: vec![axum::http::Method::POST],
         pattern: "/other".into(),
@@ -758,7 +761,7 @@ async fn after_retention_only_a_tombstone_refuses_a_key() {
 
 /// Builds a second guard on the same store, with an empty cache.
 async fn fresh_node(world: &World) -> IdempotencyService<Router> {
-    let settings = Settings { identity: StoreIdentity::new("a header"), ..Settings::default() };
+    let settings = Settings::default().with(|settings| settings.identity = StoreIdentity::new("a header"));
     let ibid = Ibid::start(world.store.clone(), settings).await.expect("it starts");
     let router =
         Router::new().route("/pay", post(handle)).route("/other", post(handle)).with_state(world.api.clone());
@@ -827,7 +830,7 @@ async fn a_key_on_another_endpoint_mismatches_only_in_tenant_scope() {
 
 #[tokio::test]
 async fn the_stripe_profile_speaks_as_its_clients_expect() {
-    let world = world(Policy { wait: Duration::ZERO, ..Policy::stripe() }).await;
+    let world = world(Policy::stripe().with(|policy| policy.wait = Duration::ZERO)).await;
     let first = world.send(pay("k").does("500")).await;
     assert_eq!(first.text("request-id"), first.text("original-request"));
     assert_eq!(
@@ -871,7 +874,7 @@ async fn what_is_not_guarded_passes_untouched() {
 #[tokio::test]
 async fn a_rule_guards_put_makes_the_key_optional_or_exempts_a_route() {
     let method = |name: &str| vec![name.parse().unwrap()];
-    let optional = Policy { key: KeyRule::Optional, ..Policy::default() };
+    let optional = Policy::default().with(|policy| policy.key = KeyRule::Optional);
     let rules = vec![
         Rule {
             methods: method("PUT"),
@@ -914,7 +917,7 @@ async fn a_rule_guards_put_makes_the_key_optional_or_exempts_a_route() {
 
 #[tokio::test]
 async fn a_key_bound_to_a_principal_is_separate_from_anothers() {
-    let policy = Policy { bind: BindRule::Principal, ..Policy::default() };
+    let policy = Policy::default().with(|policy| policy.bind = BindRule::Principal);
     let world = world(policy.clone()).await;
     let routes = Routes::new(policy, vec![]).expect("good routes");
     let principals = PrincipalSource::by(|head| match head.headers.get("x-user") {

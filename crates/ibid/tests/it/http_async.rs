@@ -74,7 +74,7 @@ async fn world(policy: Policy, busy: usize, delivers: bool) -> World {
     let ibid = Ibid::start(faults.clone(), Settings::default()).await.expect("it starts");
     let api = Api { runs: Arc::default(), busy, gate: Arc::new(Semaphore::new(0)) };
     let router = Router::new().route("/rides/{id}/pay", post(handle)).with_state(api.clone());
-    let policy = Policy { answer: AnswerRule::Async, ..policy };
+    let policy = policy.with(|policy| policy.answer = AnswerRule::Async);
     let routes = Routes::new(policy, vec![]).expect("good routes");
     let mut layer = IdempotencyLayer::with_routes(ibid.clone(), TenantSource::only(), routes);
     let mut chores = None;
@@ -187,11 +187,10 @@ async fn the_deliverer_begins_nothing_past_the_deadline() {
     let layer = IdempotencyLayer::new(world.ibid.clone(), TenantSource::only());
     let router = Router::new().route("/rides/{id}/pay", post(handle)).with_state(world.api.clone());
     let _ = layer.resumes::<Router, Body, _>(router);
-    let never = Schedule {
-        sweep_every: Duration::from_secs(3600),
-        reap_every: Duration::from_secs(3600),
-        ..Schedule::default()
-    };
+    let never = Schedule::default().with(|schedule| {
+        schedule.sweep_every = Duration::from_secs(3600);
+        schedule.reap_every = Duration::from_secs(3600);
+    });
     world.chores = Some(tokio::spawn(upkeep::run(world.ibid.clone(), never)));
     world.until(&[RecordState::Completed]).await;
     assert_eq!(world.pay().await.0.as_u16(), 408);
@@ -200,7 +199,7 @@ async fn the_deliverer_begins_nothing_past_the_deadline() {
 
 #[tokio::test]
 async fn more_than_run_at_once_are_all_run_in_the_end() {
-    let world = world(Policy { on_lapse: OnLapse::Resume, ..Policy::default() }, 0, true).await;
+    let world = world(Policy::default().with(|policy| policy.on_lapse = OnLapse::Resume), 0, true).await;
     let keys: Vec<String> = (0..600).map(|n| format!("k{n}")).collect();
     for key in &keys {
         let request =

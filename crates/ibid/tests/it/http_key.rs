@@ -33,7 +33,7 @@ impl Api {
     async fn with_rules(policy: Policy, rules: Vec<Rule>) -> Api {
         let store = Arc::new(MemoryStore::new(Clock::system()));
         let routes = Routes::new(policy, rules).expect("good routes");
-        let settings = Settings { identity: routes.identity("one"), ..Settings::default() };
+        let settings = Settings::default().with(|settings| settings.identity = routes.identity("one"));
         let ibid = Ibid::start(store, settings).await.expect("it starts");
         let runs = Arc::new(AtomicUsize::new(0));
         let counted = runs.clone();
@@ -102,7 +102,10 @@ impl Answer {
 
 fn keyed_by(places: &[&str], key: KeyRule) -> Policy {
     let key_from = KeyFrom::parse(places.iter().copied()).expect("good places");
-    Policy { key_from, key, ..Policy::default() }
+    Policy::default().with(|policy| {
+        policy.key_from = key_from;
+        policy.key = key;
+    })
 }
 
 const JSON: (&str, &str) = ("content-type", "application/json");
@@ -143,7 +146,7 @@ async fn an_unsearchable_body_is_refused_even_with_optional_keys() {
                 "{rule:?} {lines:?} {body}"
             );
         }
-        let large = Policy { max_request_body: 8, ..keyed_by(&["body:/k"], rule) };
+        let large = keyed_by(&["body:/k"], rule).with(|policy| policy.max_request_body = 8);
         let large = Api::under(large).await;
         assert_eq!(large.post(&[JSON], r#"{"a":"bcdef"}"#).await.problem(), "413 body-too-large");
         let unsized_body = Body::from_stream(futures_util::stream::iter(
@@ -213,7 +216,7 @@ fn result_of(answer: &Answer) -> &str {
 #[tokio::test]
 async fn a_repeatable_request_needs_both_of_its_fields() {
     for key in [KeyRule::Required, KeyRule::Optional] {
-        let api = Api::under(Policy { key, ..Policy::repeatability() }).await;
+        let api = Api::under(Policy::repeatability().with(|policy| policy.key = key)).await;
         let now = ago(0);
         for (lines, problem) in [
             (vec![(REQUEST_ID, "k")], "400 first-sent-invalid"),
@@ -260,7 +263,7 @@ async fn a_repeatable_request_is_accepted_and_repeated_by_its_id() {
 
 #[tokio::test]
 async fn a_request_first_sent_too_long_ago_runs_under_no_new_key() {
-    let aged = |policy: Policy| Policy { max_request_age: Some(Duration::from_secs(300)), ..policy };
+    let aged = |policy: Policy| policy.with(|policy| policy.max_request_age = Some(Duration::from_secs(300)));
     let api = Api::under(aged(Policy::repeatability())).await;
     let late = api.post(&[(REQUEST_ID, "old"), (FIRST_SENT, &ago(330))], "").await;
     assert_eq!((late.problem().as_str(), result_of(&late)), ("412 request-too-old", "rejected"));
@@ -280,7 +283,7 @@ async fn a_request_first_sent_too_long_ago_runs_under_no_new_key() {
         assert_eq!(usual.post(&lines, "").await.status, status, "{age}");
     }
     // Another profile reads the field that its policy names, and only if the request has it.
-    let named = Policy { first_sent: Some("x-first-sent".into()), ..aged(Policy::default()) };
+    let named = aged(Policy::default()).with(|policy| policy.first_sent = Some("x-first-sent".into()));
     let ietf = Api::under(named).await;
     let old = ietf.post(&[("idempotency-key", "a"), ("x-first-sent", &ago(330))], "").await;
     assert_eq!((old.problem().as_str(), old.field("repeatability-result")), ("412 request-too-old", None));
@@ -293,7 +296,10 @@ async fn a_request_first_sent_too_long_ago_runs_under_no_new_key() {
 #[tokio::test]
 async fn an_operation_that_can_not_be_repeated_refuses_the_fields() {
     let single = |profile| {
-        let policy = Policy { profile, repeatable: false, ..Policy::repeatability() };
+        let policy = Policy::repeatability().with(|policy| {
+            policy.profile = profile;
+            policy.repeatable = false;
+        });
         let (methods, pattern) = (vec![Method::POST], "/single".to_owned());
         vec![Rule { methods, pattern, policy: Some(policy), reserved_by: ReservedBy::Layer }]
     };
@@ -315,6 +321,6 @@ async fn an_operation_that_can_not_be_repeated_refuses_the_fields() {
         let passed = ietf.post_to("/single", &[("idempotency-key", "k")], "").await;
         assert_eq!((passed.status, ietf.runs()), (201, run));
     }
-    let defaults = Policy { repeatable: false, ..Policy::default() };
+    let defaults = Policy::default().with(|policy| policy.repeatable = false);
     assert!(Routes::new(defaults, Vec::new()).is_err(), "that would exempt everything");
 }

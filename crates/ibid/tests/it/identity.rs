@@ -48,8 +48,10 @@ impl World {
     }
 
     async fn try_start(&self, routes: Routes, tenant: &str) -> Result<Node, StartError> {
-        let settings =
-            Settings { identity: routes.identity(tenant), cache_ttl: Duration::ZERO, ..Settings::default() };
+        let settings = Settings::default().with(|settings| {
+            settings.identity = routes.identity(tenant);
+            settings.cache_ttl = Duration::ZERO;
+        });
         let ibid = Ibid::start(self.store.clone(), settings).await?;
         let runs = self.runs.clone();
         let handler = async move |body: String| {
@@ -119,7 +121,7 @@ fn plain() -> Routes {
 }
 
 fn wide() -> Policy {
-    Policy { scope: ScopeRule::Tenant, ..Policy::default() }
+    Policy::default().with(|policy| policy.scope = ScopeRule::Tenant)
 }
 
 fn with_route(pattern: &str, policy: Policy) -> Routes {
@@ -138,15 +140,15 @@ fn others() -> Vec<(Routes, &'static str)> {
     vec![
         (routes(wide()), "the defaults: scope `operation` → `tenant`"),
         (
-            routes(Policy { bind: BindRule::Principal, ..Policy::default() }),
+            routes(Policy::default().with(|policy| policy.bind = BindRule::Principal)),
             "the defaults: bind `tenant` → `principal`",
         ),
         (
-            routes(Policy { key_from, ..Policy::default() }),
+            routes(Policy::default().with(|policy| policy.key_from = key_from)),
             "the defaults: key_from `header:idempotency-key` → `header:x-request-key`",
         ),
         (
-            routes(Policy { path: PathRule::AsSent, ..Policy::default() }),
+            routes(Policy::default().with(|policy| policy.path = PathRule::AsSent)),
             "the defaults: path `strict` → `as-sent`",
         ),
         (with_route("/pay", wide()), "`POST /pay`: scope `operation` → `tenant`"),
@@ -228,7 +230,10 @@ async fn an_expired_record_is_sealed_before_its_key_moves() {
 async fn a_key_in_its_old_place_is_not_run_unguarded() {
     let optional = |place: &str| {
         let key_from = KeyFrom::parse([place]).expect("a place");
-        routes(Policy { key_from, key: KeyRule::Optional, ..Policy::default() })
+        routes(Policy::default().with(|policy| {
+            policy.key_from = key_from;
+            policy.key = KeyRule::Optional;
+        }))
     };
     let world = World::new();
     world.start(optional("header:x-request-key")).await.pay("b").await;
@@ -270,12 +275,12 @@ async fn an_identity_that_was_not_read_for_too_long_delivers_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_accepted_before_a_change_is_delivered_after_it() {
-    let later = Policy { answer: AnswerRule::Async, ..Policy::default() };
+    let later = Policy::default().with(|policy| policy.answer = AnswerRule::Async);
     let world = World::new();
     let node = world.start(routes(later.clone())).await;
     assert_eq!(node.pay("b").await.0, StatusCode::ACCEPTED);
     world.change().await;
-    let next = world.start(routes(Policy { scope: ScopeRule::Tenant, ..later })).await;
+    let next = world.start(routes(later.with(|policy| policy.scope = ScopeRule::Tenant))).await;
     assert_eq!(next.pay("b").await.0, StatusCode::ACCEPTED, "the record of before");
     assert_eq!(world.records().await.len(), 1);
 }
@@ -318,7 +323,7 @@ async fn previous_ids_are_forgotten_once_their_records_have_gone() {
 async fn at_most_two_previous_identities_are_looked_up() {
     let world = World::new();
     world.start(plain()).await.pay("b").await;
-    let bound = Policy { bind: BindRule::Principal, ..Policy::default() };
+    let bound = Policy::default().with(|policy| policy.bind = BindRule::Principal);
     for next in [routes(wide()), routes(bound)] {
         world.hands.advance(Duration::from_secs(1));
         world.change().await;
@@ -347,7 +352,7 @@ async fn another_tenant_source_needs_an_empty_store_or_a_word() {
 #[should_panic(expected = "the defaults: scope `operation` → `tenant`")]
 async fn a_guard_with_other_routes_than_it_was_started_with_panics() {
     let world = World::new();
-    let settings = Settings { identity: StoreIdentity::new("t"), ..Settings::default() };
+    let settings = Settings::default().with(|settings| settings.identity = StoreIdentity::new("t"));
     let ibid = Ibid::start(world.store.clone(), settings).await.expect("it starts");
     let _ = IdempotencyLayer::with_routes(ibid, TenantSource::only(), routes(wide()));
 }

@@ -73,7 +73,7 @@ impl World {
 
     /// Makes a record that failed permanently when its owner went silent: completed, and a dead letter.
     async fn make_abandoned(&self, key: &str) -> StoredRecord {
-        let ask = self.ask_by("shop", key, Policy { on_lapse: OnLapse::Fail, ..Policy::default() });
+        let ask = self.ask_by("shop", key, Policy::default().with(|policy| policy.on_lapse = OnLapse::Fail));
         let (id, lease) = (ask.id, ask.policy.lease);
         let Begin::Run(silent) = self.ibid.begin(ask).await.expect("the store answers") else {
             panic!("not to be run")
@@ -350,11 +350,12 @@ async fn pages_follow_one_another_and_the_last_has_no_cursor() {
     }
     world.hands.advance(Duration::from_secs(60));
     world.unknown("young").await;
-    let old = |after| RecordFilter {
-        older_than: Some(Duration::from_secs(30)),
-        after,
-        limit: 3,
-        ..RecordFilter::default()
+    let old = |after| {
+        RecordFilter::default().with(|filter| {
+            filter.older_than = Some(Duration::from_secs(30));
+            filter.after = after;
+            filter.limit = 3;
+        })
     };
     let first = world.operator.find(old(None)).await.expect("a page");
     let second = world.operator.find(old(first.next)).await.expect("a page");

@@ -82,7 +82,7 @@ async fn an_ended_effect_is_reaped_but_a_dead_one_never() {
     world.pay("other", [effect("charge")]).await;
     let worker = world.worker(&provider);
     while !worker.run_once().await.unwrap().is_idle() {}
-    let keep = Retention { effects: Duration::from_secs(10 * DAY), ..Retention::default() };
+    let keep = Retention::default().with(|keep| keep.effects = Duration::from_secs(10 * DAY));
     let reap = async || {
         let outlook = reap_preview(&**world.ibid.store(), keep).await.unwrap();
         let harvest = reap_once(&world.ibid, keep).await.unwrap();
@@ -242,7 +242,7 @@ async fn an_effect_verified_as_not_made_is_called_as_if_new() {
 async fn an_inconclusive_verification_leaves_the_effect_unknown() {
     let world = World::new().await;
     let provider = Provider::new("w", |_| CallOutcome::Uncertain { why: "time-out".into() });
-    let rules = EffectRules { tries_max: 4, ..NewEffect::new("", "", "").verified().rules };
+    let rules = NewEffect::new("", "", "").verified().rules.with(|rules| rules.tries_max = 4);
     world.pay("k", [NewEffect::new("charge", "charge", "").rules(rules)]).await;
     let worker = world.worker(&provider);
     worker.run_once().await.unwrap();
@@ -280,7 +280,7 @@ async fn a_worker_that_comes_back_late_is_refused_with_its_rows() {
 async fn a_claim_that_ends_before_its_call_is_returned_uncalled() {
     let world = World::new().await;
     let provider = Provider::new("w", |_| made_outcome());
-    let rules = EffectRules { lease_ms: 0, ..EffectRules::default() };
+    let rules = EffectRules::default().with(|rules| rules.lease_ms = 0);
     world.pay("k", [NewEffect::new("charge", "charge", "").rules(rules)]).await;
     assert_eq!(world.worker(&provider).run_once().await.unwrap().again, 1);
     assert!(provider.calls().is_empty());
@@ -319,7 +319,7 @@ async fn pauses_grow_and_are_never_shorter_than_the_provider_asks() {
 async fn tries_end_in_a_dead_letter_with_the_last_error() {
     let world = World::new().await;
     let provider = Provider::new("w", |call| not_made(&format!("{}: {}", call.tries, "x".repeat(5000))));
-    let rules = EffectRules { tries_max: 3, ..EffectRules::default() };
+    let rules = EffectRules::default().with(|rules| rules.tries_max = 3);
     world.pay("k", [NewEffect::new("charge", "charge", "").rules(rules)]).await;
     let worker = world.worker(&provider);
     for _ in 0..2 {
@@ -467,13 +467,17 @@ async fn effects_are_listed_by_state_by_record_and_by_page() {
     let list = |filter| async { Operator::new(&world.ibid).effects(filter).await.unwrap().0 };
     let usual = EffectFilter::default;
     assert_eq!(list(usual()).await.len(), 3);
-    assert_eq!(list(EffectFilter { state: Some(Done), ..usual() }).await.len(), 2);
+    assert_eq!(list(usual().with(|filter| filter.state = Some(Done))).await.len(), 2);
     let record = world.record("a").await.id;
-    assert_eq!(list(EffectFilter { record: Some(record), ..usual() }).await.len(), 2);
-    let queued = list(EffectFilter { record: Some(record), state: Some(Queued), ..usual() }).await;
+    assert_eq!(list(usual().with(|filter| filter.record = Some(record))).await.len(), 2);
+    let queued = list(usual().with(|filter| {
+        filter.record = Some(record);
+        filter.state = Some(Queued);
+    }))
+    .await;
     assert_eq!(queued.iter().map(|effect| &*effect.kind).collect::<Vec<_>>(), ["mail"]);
-    let first = list(EffectFilter { limit: 1, ..usual() }).await;
-    let rest = list(EffectFilter { after: first[0].seq, ..usual() }).await;
+    let first = list(usual().with(|filter| filter.limit = 1)).await;
+    let rest = list(usual().with(|filter| filter.after = first[0].seq)).await;
     assert_eq!((first.len(), rest.len()), (1, 2));
 }
 
@@ -481,7 +485,7 @@ async fn effects_are_listed_by_state_by_record_and_by_page() {
 async fn an_unrecorded_result_is_recorded_without_a_second_call() {
     let world = World::new().await;
     let provider = Provider::new("w", |_| made_outcome());
-    let rules = EffectRules { lease_ms: 300, ..EffectRules::default() };
+    let rules = EffectRules::default().with(|rules| rules.lease_ms = 300);
     world.pay("k", [NewEffect::new("charge", "charge", "").rules(rules)]).await;
     world.sql("alter table ledger rename to elsewhere");
     let worker = world.worker(&provider);

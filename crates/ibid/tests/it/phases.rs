@@ -16,7 +16,7 @@ use crate::transaction::harness::World;
 
 /// The policy for a handler that works in phases.
 fn policy() -> Policy {
-    Policy { on_lapse: OnLapse::Resume, ..Policy::one_transaction() }
+    Policy::one_transaction().with(|policy| policy.on_lapse = OnLapse::Resume)
 }
 
 macro_rules! every_rule {

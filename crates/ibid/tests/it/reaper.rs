@@ -28,12 +28,11 @@ use crate::request_fixture::ask;
 #[tokio::test]
 async fn a_tombstone_refuses_its_key_until_it_is_purged() {
     for world in [World::in_memory().await, World::on_sqlite().await] {
-        let policy = Policy {
-            retention: HOUR,
-            tombstone: 24 * HOUR,
-            after_expiry: AfterExpiry::Refuse,
-            ..Policy::default()
-        };
+        let policy = Policy::default().with(|policy| {
+            policy.retention = HOUR;
+            policy.tombstone = 24 * HOUR;
+            policy.after_expiry = AfterExpiry::Refuse;
+        });
         world.pay("k", &policy).await;
         world.hands.advance(HOUR);
         assert!(
@@ -59,7 +58,10 @@ async fn a_tombstone_refuses_its_key_until_it_is_purged() {
 #[tokio::test]
 async fn an_expired_key_may_run_again_over_its_tombstone() {
     for world in [World::in_memory().await, World::on_sqlite().await] {
-        let policy = Policy { retention: HOUR, tombstone: 24 * HOUR, ..Policy::default() };
+        let policy = Policy::default().with(|policy| {
+            policy.retention = HOUR;
+            policy.tombstone = 24 * HOUR;
+        });
         world.pay("k", &policy).await;
         world.hands.advance(HOUR);
         assert_eq!(world.reap().await.stripped, 1);
@@ -92,7 +94,10 @@ async fn without_a_tombstone_a_record_is_removed_at_once() {
 #[tokio::test]
 async fn an_unknown_record_expires_with_a_warning() {
     for world in [World::in_memory().await, World::on_sqlite().await] {
-        let policy = Policy { unknown_retention: Some(48 * HOUR), tombstone: HOUR, ..Policy::default() };
+        let policy = Policy::default().with(|policy| {
+            policy.unknown_retention = Some(48 * HOUR);
+            policy.tombstone = HOUR;
+        });
         let Begin::Run(lost) = world.begin("k", &policy).await else { panic!("it is new") };
         drop(lost.unknown(ErrorCode::Broken).await);
         world.hands.advance(47 * HOUR);
@@ -113,7 +118,7 @@ async fn an_unknown_record_expires_with_a_warning() {
 #[tokio::test]
 async fn what_was_accepted_and_never_claimed_is_answered_with_408() {
     for world in [World::in_memory().await, World::on_sqlite().await] {
-        let policy = Policy { answer: AnswerRule::Async, ..Policy::default() };
+        let policy = Policy::default().with(|policy| policy.answer = AnswerRule::Async);
         let mut ask = world.ask("k", &policy);
         ask.later = Some(Bytes::from_static(b"the request"));
         assert!(matches!(world.ibid.begin(ask).await, Ok(Begin::Skip(Outcome::Accepted { .. }))));
@@ -135,7 +140,7 @@ async fn a_round_skips_a_bounded_number_of_rows() {
     }
     put(&*world.store, &change).await;
     world.going().await;
-    let keep = Retention { history: HOUR, ..Retention::default() };
+    let keep = Retention::default().with(|keep| keep.history = HOUR);
     world.hands.advance(HOUR);
     assert_eq!(reap_preview(&*world.store, keep).await.unwrap().history, 0, "its record is there");
     let reap = async || {
@@ -150,7 +155,7 @@ async fn a_round_skips_a_bounded_number_of_rows() {
 
 #[tokio::test]
 async fn a_failing_reap_target_does_not_stop_the_others() {
-    let keep = Retention { history: HOUR, ..Retention::default() };
+    let keep = Retention::default().with(|keep| keep.history = HOUR);
     for fails in [ReapTarget::Records, ReapTarget::Effects { keep: keep.effects }] {
         let (clock, hands) = Clock::manual(START);
         let faulty = FaultyStore::new(Arc::new(MemoryStore::new(clock)));
@@ -197,14 +202,14 @@ impl World {
     async fn on_sqlite() -> World {
         let (clock, hands) = Clock::manual(START);
         let directory = tempfile::tempdir().expect("a directory");
-        let options = SqliteOptions { clock, ..SqliteOptions::default() };
+        let options = SqliteOptions::default().with(|options| options.clock = clock);
         let store = SqliteStore::open(&directory.path().join("ibid.db"), options).expect("it opens");
         World::new(Arc::new(store), hands, Some(directory)).await
     }
 
     async fn new(store: Arc<dyn Store>, hands: Hands, directory: Option<tempfile::TempDir>) -> World {
         // A node's cache uses real time, so it is turned off.
-        let settings = Settings { cache_ttl: Duration::ZERO, ..Settings::default() };
+        let settings = Settings::default().with(|settings| settings.cache_ttl = Duration::ZERO);
         let ibid = Ibid::start(store.clone(), settings).await.expect("it starts");
         World { ibid, store, hands, _directory: directory }
     }

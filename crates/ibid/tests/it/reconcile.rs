@@ -41,7 +41,10 @@ impl World {
     }
 
     fn ask_by(&self, key: &str, rule: Reconcile) -> BeginRequest {
-        let policy = Policy { reconcile: Some(rule), max_response_body: 100, ..Policy::default() };
+        let policy = Policy::default().with(|policy| {
+            policy.reconcile = Some(rule);
+            policy.max_response_body = 100;
+        });
         ask(&self.ibid, "shop", key, policy)
     }
 
@@ -70,7 +73,7 @@ impl World {
     }
 
     async fn record(&self, key: &str) -> Arc<Record> {
-        let filter = RecordFilter { key: Some(key.to_owned()), ..RecordFilter::default() };
+        let filter = RecordFilter::default().with(|filter| filter.key = Some(key.to_owned()));
         let mut all = self.store.list(filter).await.expect("a list");
         assert_eq!(all.len(), 1, "one record");
         all.remove(0).record
@@ -115,7 +118,7 @@ impl<F: Fn(UnknownRequest) -> BoxFuture<'static, LookupResult> + Send + Sync> Ou
 }
 
 fn answer(status: u16) -> Response {
-    Response { status, headers: vec![], body: Bytes::from_static(b"found"), trailers: vec![], version: 1 }
+    Response { status, headers: vec![], body: Bytes::from_static(b"found"), trailers: vec![] }
 }
 
 const SETTLE: Duration = Duration::from_secs(60);

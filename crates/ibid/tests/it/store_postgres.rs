@@ -46,7 +46,7 @@ impl StoreUnderTest for PostgresUnderTest {
 
 fn options() -> PostgresOptions {
     // Other tests keep the machine busy; that should not fail a test.
-    PostgresOptions { connection_wait: Duration::from_secs(30), ..PostgresOptions::default() }
+    PostgresOptions::default().with(|options| options.connection_wait = Duration::from_secs(30))
 }
 
 async fn open(server: &Postgres, database: &str) -> Arc<PostgresStore> {

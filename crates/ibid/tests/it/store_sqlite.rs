@@ -47,8 +47,10 @@ impl File {
 pub(crate) fn sqlite_on(file: &Arc<File>, change: impl FnOnce(&mut SqliteOptions)) -> Sqlite {
     let (clock, hands) = Clock::manual(Timestamp::from_micros(1_800_000_000_000_000));
     // Other tests keep the disk busy; that should not fail a test.
-    let mut options =
-        SqliteOptions { clock, busy_timeout: Duration::from_secs(30), ..SqliteOptions::default() };
+    let mut options = SqliteOptions::default().with(|options| {
+        options.clock = clock;
+        options.busy_timeout = Duration::from_secs(30);
+    });
     change(&mut options);
     let store = Arc::new(SqliteStore::open(&file.path(), options).expect("the store opens"));
     Sqlite { store, hands, file: file.clone() }
@@ -158,8 +160,10 @@ async fn two_processes_on_one_file_never_both_win() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_other_process() {
     let Some(path) = std::env::var_os(OTHER_PROCESS) else { return };
-    let options =
-        SqliteOptions { busy_timeout: Duration::from_secs(30), create: false, ..SqliteOptions::default() };
+    let options = SqliteOptions::default().with(|options| {
+        options.busy_timeout = Duration::from_secs(30);
+        options.create = false;
+    });
     let store = Arc::new(SqliteStore::open(Path::new(&path), options).expect("the store opens"));
     println!("ready");
     println!("won {} ", won(store, Arc::new(shared_names())).await.len());
@@ -236,7 +240,7 @@ fn a_file_that_can_not_be_a_store_is_refused_and_left_as_it_is() {
 #[test]
 fn a_missing_file_is_made_only_when_asked() {
     let file = File::fresh();
-    let options = || SqliteOptions { create: false, ..SqliteOptions::default() };
+    let options = || SqliteOptions::default().with(|options| options.create = false);
     let error = SqliteStore::open(&file.path(), options()).expect_err("there is no file");
     assert!(matches!(error, SqliteOpenError::Missing { .. }), "{error:?}");
     assert_eq!(files(&file), [""; 0], "nothing was made");
@@ -400,7 +404,7 @@ async fn bodies_go_with_their_records() {
     let step = store.reap(ReapTarget::Records, CURSOR_START, 600).await.expect("a reaping succeeds");
     assert_eq!(step.removed, 600);
     assert_eq!(
-        store.list(RecordFilter { limit: 1000, ..RecordFilter::default() }).await.expect("a list").len(),
+        store.list(RecordFilter::default().with(|filter| filter.limit = 1000)).await.expect("a list").len(),
         100
     );
     let step = store.reap(ReapTarget::Records, CURSOR_START, u32::MAX).await.expect("a reaping succeeds");
@@ -455,10 +459,8 @@ async fn a_lease_of_any_length_can_be_renewed() {
     let store = &*subject.store;
     let name = TestRecord::fresh();
     let mut running = Draft { due_in: Some(LONG), ..draft(&name, State::InProgress) };
-    running.policy = Arc::new(ibid_core::policy::Policy {
-        lease: Duration::from_micros(u64::MAX),
-        ..(*running.policy).clone()
-    });
+    running.policy =
+        Arc::new(((*running.policy).clone()).with(|policy| policy.lease = Duration::from_micros(u64::MAX)));
     let first = put(store, &insert(&name, running)).await;
     let renewed = store.renew(vec![(name.id, first.record.version)]).await.expect("a renewal succeeds");
     let never = Timestamp::from_micros(i64::MAX);
@@ -523,7 +525,7 @@ async fn a_record_that_can_not_be_read_hides_no_other() {
         records.into_iter().map(|stored| stored.record.id).collect::<Vec<_>>()
     };
     assert_eq!((due(100).await, due(1).await), (ids[1..].to_vec(), ids[1..2].to_vec()));
-    let listed = store.list(RecordFilter { limit: 3, ..RecordFilter::default() }).await.expect("a list");
+    let listed = store.list(RecordFilter::default().with(|filter| filter.limit = 3)).await.expect("a list");
     assert_eq!(listed.len(), 3);
     assert!(!store.load(vec![ids[0]]).await.expect_err("it can't be read").is_transient());
 }

@@ -63,7 +63,7 @@ fn tables_that_were_not_asked_for_are_not_made() {
         let file = File::fresh();
         sql(&file.path(), theirs);
         let before = std::fs::read(file.path()).expect("it is there");
-        let options = SqliteOptions { create: false, ..SqliteOptions::default() };
+        let options = SqliteOptions::default().with(|options| options.create = false);
         let error = SqliteStore::open(&file.path(), options).expect_err("none of our tables");
         assert!(matches!(error, SqliteOpenError::NoTables { .. }), "{error:?}");
         assert!(error.to_string().contains("ibid.db"), "the message names the file: {error}");

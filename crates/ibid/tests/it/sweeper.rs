@@ -70,7 +70,7 @@ async fn a_sweeper_runs_a_lapsed_request_as_it_was_stored() {
 
 /// A draft of a record whose owner went silent, with the policy to resume it.
 fn lapsed_draft(name: &TestRecord) -> Draft {
-    let policy = Policy { on_lapse: OnLapse::Resume, ..Policy::default() };
+    let policy = Policy::default().with(|policy| policy.on_lapse = OnLapse::Resume);
     let due_in = Some(Duration::ZERO);
     Draft { policy: Arc::new(policy), due_in, ..draft(name, State::InProgress) }
 }

@@ -2,10 +2,12 @@
 
 use super::*;
 use ibid_core::change::HistoryKind;
+use ibid_core::fingerprint::SecretId;
 use ibid_core::key::Key;
 use ibid_core::policy::Policy;
+use ibid_core::reap::{ReapCount, ReapTarget};
 use ibid_core::record::{ErrorCode, Flags, Nonce, RecordDetails, Version};
-use ibid_core::scope::{Identity, Operation, Tenant};
+use ibid_core::scope::{Identity, Operation, RecordId, Tenant};
 use ibid_core::store::{BoxFuture, RecordCounts};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,18 +15,18 @@ use std::time::Duration;
 /// Records in memory, filtered as the contract demands, with one history for all.
 struct Shelf(Vec<StoredRecord>);
 
-impl Browse for Shelf {
-    fn list(&self, filter: RecordFilter) -> BoxFuture<'_, Result<Vec<StoredRecord>, StoreError>> {
+impl BrowseStore for Shelf {
+    fn list(&self, filter: RecordFilter) -> BoxFuture<'_, Result<Page<StoredRecord>, StoreError>> {
         let bounds = filter.prefix.as_ref().map(IdPrefix::bounds);
         let fits = |stored: &&StoredRecord| {
             let record = &stored.record;
             filter.fits(record, stored.now)
                 && bounds.is_none_or(|(low, high)| low <= record.id && record.id <= high)
-                && filter.after.is_none_or(|after| record.id > after)
+                && filter.after.as_ref().is_none_or(|after| record.id.as_bytes()[..] > after.0[..])
         };
-        let records: Vec<StoredRecord> =
-            self.0.iter().filter(fits).take(filter.limit as usize).cloned().collect();
-        Box::pin(async { Ok(records) })
+        let records = self.0.iter().filter(fits).take(filter.limit as usize + 1).cloned().collect();
+        let cursor = |last: &StoredRecord| Cursor(last.record.id.as_bytes().to_vec().into());
+        Box::pin(std::future::ready(Ok(Page::new(records, filter.limit, cursor))))
     }
 
     fn history(&self, _: RecordId) -> BoxFuture<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
@@ -35,26 +37,45 @@ impl Browse for Shelf {
     fn count(&self) -> BoxFuture<'_, Result<RecordCounts, StoreError>> {
         Box::pin(async { Ok(RecordCounts::default()) })
     }
+
+    fn count_reapable(&self, _: ReapTarget) -> BoxFuture<'_, Result<ReapCount, StoreError>> {
+        Box::pin(async { Ok(ReapCount::default()) })
+    }
+
+    fn find_unknown_secret(&self, _: Vec<SecretId>) -> BoxFuture<'_, Result<Option<SecretId>, StoreError>> {
+        Box::pin(async { Ok(None) })
+    }
 }
 
 /// A store whose listing always fails.
 struct FailingStore;
 
-impl Browse for FailingStore {
-    fn list(&self, _: RecordFilter) -> BoxFuture<'_, Result<Vec<StoredRecord>, StoreError>> {
+impl BrowseStore for FailingStore {
+    fn list(&self, _: RecordFilter) -> BoxFuture<'_, Result<Page<StoredRecord>, StoreError>> {
         Box::pin(async { Err(StoreError::transient("sqlite", "list records", "disk I/O error")) })
     }
-    fn history(&self, _: RecordId) -> BoxFuture<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
-        Box::pin(async { Ok(Vec::new()) })
+    fn history(&self, id: RecordId) -> BoxFuture<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
+        EMPTY.history(id)
     }
     fn count(&self) -> BoxFuture<'_, Result<RecordCounts, StoreError>> {
-        Box::pin(async { Ok(RecordCounts::default()) })
+        EMPTY.count()
+    }
+    fn count_reapable(&self, target: ReapTarget) -> BoxFuture<'_, Result<ReapCount, StoreError>> {
+        EMPTY.count_reapable(target)
+    }
+    fn find_unknown_secret(
+        &self,
+        known: Vec<SecretId>,
+    ) -> BoxFuture<'_, Result<Option<SecretId>, StoreError>> {
+        EMPTY.find_unknown_secret(known)
     }
 }
 
+static EMPTY: Shelf = Shelf(Vec::new());
+
 fn stored_record(first: u8, second: u8, key: &str, state: State) -> StoredRecord {
     let mut bytes = [0x11; RecordId::LEN];
-    (bytes[0], bytes[1], bytes[31]) = (0xab, first, second);
+    (bytes[0], bytes[1], bytes[15]) = (0xab, first, second);
     let identity = Identity {
         tenant: Tenant::new("acme").unwrap(),
         operation: Operation { method: "POST".into(), path: "/payments".into() },
@@ -73,7 +94,7 @@ fn stored_record(first: u8, second: u8, key: &str, state: State) -> StoredRecord
             state,
             flags: Flags { dead_letter: state == State::Unknown, ..Flags::default() },
             fingerprint: None,
-            policy: Arc::new(Policy { wait: Duration::from_secs(1), ..Policy::default() }),
+            policy: Arc::new(Policy::default().with(|policy| policy.wait = Duration::from_secs(1))),
             point: 0,
             created_at: at(0),
             ran_at: Some(at(1)),
@@ -87,7 +108,7 @@ fn stored_record(first: u8, second: u8, key: &str, state: State) -> StoredRecord
                 ..RecordDetails::default()
             },
         }),
-        answer: None,
+        response: None,
         now: at(100),
     }
 }
@@ -100,7 +121,7 @@ fn shelf() -> Shelf {
     ])
 }
 
-fn ask_list(store: &dyn Browse, args: KeysListArgs) -> (Result<(), Failure>, String, String) {
+fn ask_list(store: &dyn BrowseStore, args: KeysListArgs) -> (Result<(), Failure>, String, String) {
     let (mut out, mut talk) = (Vec::new(), Vec::new());
     let limit = if args.limit == 0 { 100 } else { args.limit };
     let result = block_on(list(store, &KeysListArgs { limit, ..args }, &mut out, &mut talk));
@@ -137,7 +158,7 @@ fn a_truncated_list_says_how_to_continue() {
     let (_, out, talk) = ask_list(&shelf(), KeysListArgs { limit: 2, ..KeysListArgs::default() });
     assert_eq!(out.lines().count(), 3);
     let after = talk.trim_start_matches("there are more: `--after ").trim_end_matches("`\n").to_owned();
-    assert_eq!(after.len(), 64, "{talk}");
+    assert_eq!(after.len(), 32, "{talk}");
     let (_, out, talk) = ask_list(&shelf(), KeysListArgs { after: Some(after), ..KeysListArgs::default() });
     assert!(out.contains("key-3") && !out.contains("key-2") && talk.is_empty(), "{out}{talk}");
 }

@@ -27,9 +27,8 @@ pub use signature::{
 use super::body::ReplyBody;
 use super::layer::Shared;
 use super::routes::{Routes, Ruling};
-use super::{intake, original_uri, render};
+use super::{counters, intake, original_uri, render};
 use crate::evidence::{EvidenceReport, EvidenceResult};
-use crate::telemetry;
 use mapping::EventTarget;
 
 /// One source of webhooks.
@@ -178,18 +177,18 @@ where
     });
     let (Some(entry), Some((hook, verified))) = (entry, verified) else {
         let source = entry.map_or("-", |entry| entry.hook.name.as_str());
-        telemetry::count_hook(source, "refused");
+        counters::count_hook(source, "refused");
         tracing::warn!(target: "ibid::security", source, "webhook refused: unknown source or bad signature");
         return refused(Refusal::HookRefused);
     };
     let event = match hook.mapping.read(&hook.name, &verified, &body, now.as_secs()) {
         Ok(Some(event)) => event,
         Ok(None) => {
-            telemetry::count_hook(&hook.name, "ignored");
+            counters::count_hook(&hook.name, "ignored");
             return answer(StatusCode::OK, "ignored");
         }
         Err(mapping::MissingField(what)) => {
-            telemetry::count_hook(&hook.name, "unreadable");
+            counters::count_hook(&hook.name, "unreadable");
             tracing::warn!(source = hook.name, what, "signed webhook refused: field missing or invalid");
             return refused(Refusal::HookUnreadable);
         }
@@ -201,7 +200,7 @@ where
                 Ok(id) => EvidenceSubject::Record(id),
                 // Nothing is stored, so the source has to deliver it again.
                 Err(_) => {
-                    telemetry::count_hook(&hook.name, "failed");
+                    counters::count_hook(&hook.name, "failed");
                     return refused(render::store_unavailable());
                 }
             }
@@ -213,7 +212,7 @@ where
         Ok(Ok(result)) => respond(&hook.name, result),
         // It is not known whether the event is stored, so the source has to deliver it again.
         Ok(Err(_)) | Err(_) => {
-            telemetry::count_hook(&hook.name, "failed");
+            counters::count_hook(&hook.name, "failed");
             refused(render::store_unavailable())
         }
     }
@@ -229,7 +228,7 @@ fn respond<B>(source: &str, result: EvidenceResult) -> Response<ReplyBody<B>> {
         EvidenceResult::Contradicts => (StatusCode::OK, "contradicts", "settled otherwise"),
         EvidenceResult::Duplicate => (StatusCode::OK, "duplicate", "duplicate"),
     };
-    telemetry::count_hook(source, outcome);
+    counters::count_hook(source, outcome);
     answer(status, result)
 }
 

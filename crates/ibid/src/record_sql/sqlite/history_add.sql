@@ -1,1 +1,2 @@
-select 1
+-- Add one line to a record's history.
+insert into ibid_event (id, at, what, detail) values (?1, ?2, ?3, ?4)

@@ -79,6 +79,7 @@ struct StoreCore {
 
 /// Options of a [`PostgresStore`]. URL parameters override these fields.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct PostgresOptions {
     /// Create the tables if there are none. If not, opening fails where they are missing.
     pub migrate: bool,
@@ -97,6 +98,15 @@ pub struct PostgresOptions {
     pub connections_max: usize,
     /// How long a call waits for a connection before it fails as transient.
     pub connection_wait: Duration,
+}
+
+impl PostgresOptions {
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut PostgresOptions)) -> PostgresOptions {
+        change(&mut self);
+        self
+    }
 }
 
 impl Default for PostgresOptions {

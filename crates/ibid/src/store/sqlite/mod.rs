@@ -88,6 +88,7 @@ pub struct SqliteStore {
 
 /// How to open a [`SqliteStore`].
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct SqliteOptions {
     /// The clock that all instants come from.
     pub clock: Clock,
@@ -98,6 +99,15 @@ pub struct SqliteOptions {
     pub busy_timeout: Duration,
     /// Largest size of the file in bytes; past it writes fail as transient until a purge makes room.
     pub file_bytes_max: Option<u64>,
+}
+
+impl SqliteOptions {
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut SqliteOptions)) -> SqliteOptions {
+        change(&mut self);
+        self
+    }
 }
 
 impl Default for SqliteOptions {

@@ -10,7 +10,8 @@ const ONE_TRY: Duration = Duration::from_millis(5);
 
 async fn failing() -> World {
     let world =
-        world_with(Policy::default(), Settings { begin_timeout: ONE_TRY, ..Settings::default() }).await;
+        world_with(Policy::default(), Settings::default().with(|settings| settings.begin_timeout = ONE_TRY))
+            .await;
     world.store.set(StoreFault::Down);
     for n in 0..5 {
         assert!(!world.ibid.is_breaker_open());
@@ -70,7 +71,8 @@ async fn a_probe_whose_reply_is_lost_does_not_close_the_breaker() {
 #[tokio::test(start_paused = true)]
 async fn the_breaker_gates_begins_only() {
     let world =
-        world_with(Policy::default(), Settings { begin_timeout: ONE_TRY, ..Settings::default() }).await;
+        world_with(Policy::default(), Settings::default().with(|settings| settings.begin_timeout = ONE_TRY))
+            .await;
     let (finished, released) = (world.run("finished").await, world.run("released").await);
     world.store.set(StoreFault::Down);
     for n in 0..5 {

@@ -137,7 +137,7 @@ async fn unknown(store: &dyn Store) -> TestRecord {
         key: Key::stored(&format!("key-{:016x}", nonce().0)).expect("a good key"),
     });
     let name = TestRecord { id: RecordId::of(&identity, ScopeRule::Operation), identity };
-    let policy = Policy { reconcile: Some(Reconcile::new(LONG, 10)), ..Policy::default() };
+    let policy = Policy::default().with(|policy| policy.reconcile = Some(Reconcile::new(LONG, 10)));
     let mut draft = draft(&name, State::Unknown);
     (draft.policy, draft.ran, draft.due_in) = (Arc::new(policy), InstantChange::Now, Some(Duration::ZERO));
     put(store, &insert(&name, draft)).await;

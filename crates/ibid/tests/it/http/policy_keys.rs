@@ -8,7 +8,7 @@ use super::*;
 
 #[tokio::test]
 async fn a_strict_key_is_quoted() {
-    let world = world(Policy { strict_key: true, ..Policy::default() }).await;
+    let world = world(Policy::default().with(|policy| policy.strict_key = true)).await;
     for (key, status) in [("k", 400), ("\"k\"", 201), ("k", 400), ("\"k\"", 201)] {
         assert_eq!(world.send(pay(key)).await.status, status, "{key}");
     }
@@ -17,7 +17,10 @@ async fn a_strict_key_is_quoted() {
 
 #[tokio::test]
 async fn free_on_and_store_on_say_what_a_status_means() {
-    let policy = Policy { free_on: vec![503, 418], store_on: vec![429], ..Policy::default() };
+    let policy = Policy::default().with(|policy| {
+        policy.free_on = vec![503, 418];
+        policy.store_on = vec![429];
+    });
     let world = world(policy).await;
     for (status, retried) in [
         ("503", (201, false)),
@@ -68,7 +71,7 @@ async fn what_counts_makes_it_another_request_and_nothing_else() {
         ),
     ];
     for (key, recipe, retries) in cases {
-        let world = world(Policy { recipe, ..Policy::default() }).await;
+        let world = world(Policy::default().with(|policy| policy.recipe = recipe)).await;
         let send = async |body: &'static str, version: &str| {
             let post = pay("k").with("content-type", "application/json").with("x-version", version);
             world.send(post.body(body)).await
@@ -86,7 +89,7 @@ async fn what_counts_makes_it_another_request_and_nothing_else() {
 #[tokio::test]
 async fn an_answer_is_kept_with_the_routes_response_version() {
     for version in [1, 7] {
-        let world = world(Policy { response_version: version, ..Policy::default() }).await;
+        let world = world(Policy::default().with(|policy| policy.response_version = version)).await;
         world.send(pay("k").does("404")).await;
         let records = world.store.list(RecordFilter::default()).await.unwrap();
         let id = records[0].record.id;

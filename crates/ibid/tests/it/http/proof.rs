@@ -29,7 +29,10 @@ async fn the_upstreams_word_frees_or_stores_and_is_not_passed_on() {
 
 #[tokio::test]
 async fn a_word_that_does_not_count_leaves_the_outcome_unknown() {
-    let policy = Policy { max_response_body: 2000, behind: Some(Hop::Envoy), ..Policy::default() };
+    let policy = Policy::default().with(|policy| {
+        policy.max_response_body = 2000;
+        policy.behind = Some(Hop::Envoy);
+    });
     let world = world(policy).await;
     for what in [
         "503; ibid-outcome: perhaps",
@@ -47,7 +50,10 @@ async fn a_word_that_does_not_count_leaves_the_outcome_unknown() {
 #[tokio::test]
 async fn a_rule_and_a_preset_prove_that_nothing_was_executed() {
     let rule = NotExecutedWhen { status: vec![503], header: "x-sent".into(), values: vec!["no".into()] };
-    let policy = Policy { not_executed_when: vec![rule], behind: Some(Hop::Nginx), ..Policy::default() };
+    let policy = Policy::default().with(|policy| {
+        policy.not_executed_when = vec![rule];
+        policy.behind = Some(Hop::Nginx);
+    });
     let world = world(policy).await;
     for proven in ["503; x-sent: no", "502; x-ibid-hop: [-]"] {
         let (first, retry) = send_twice(&world, proven).await;

@@ -39,7 +39,7 @@ pub(super) async fn sqlite() -> Site<Rusqlite> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("app.db");
     let busy_timeout = Duration::from_secs(30);
-    let options = SqliteOptions { busy_timeout, ..SqliteOptions::default() };
+    let options = SqliteOptions::default().with(|options| options.busy_timeout = busy_timeout);
     let store = SqliteStore::open(&file, options).unwrap();
     let ibid = Ibid::start(Arc::new(store), Settings::default()).await.unwrap();
     let connection = rusqlite::Connection::open(&file).unwrap();
@@ -53,7 +53,7 @@ pub(super) async fn postgres() -> Site<ibid::transaction::sqlx_postgres::SqlxPos
     use ibid::store::postgres::{PostgresOptions, PostgresStore};
     let server = ibid_testkit::postgres::Postgres::shared();
     let wait = Duration::from_secs(30);
-    let options = PostgresOptions { connection_wait: wait, ..PostgresOptions::default() };
+    let options = PostgresOptions::default().with(|options| options.connection_wait = wait);
     let store = PostgresStore::open(&server.url(), options).await.unwrap();
     let ibid = Ibid::start(Arc::new(store), Settings::default()).await.unwrap();
     let pool = sqlx::postgres::PgPoolOptions::new().max_connections(8).acquire_timeout(wait);
@@ -118,7 +118,7 @@ impl<D: Database + Clone + 'static> Site<D> {
 
     /// Returns the only effect of a key's record.
     pub(super) async fn effect(&self, key: &str) -> StoredEffect {
-        let of = EffectFilter { record: Some(ask(&self.ibid, key).id), ..EffectFilter::default() };
+        let of = EffectFilter::default().with(|filter| filter.record = Some(ask(&self.ibid, key).id));
         let mut effects = Operator::new(&self.ibid).effects(of).await.unwrap().0;
         assert_eq!(effects.len(), 1);
         effects.remove(0)
@@ -318,7 +318,7 @@ pub(super) fn charge() -> NewEffect {
 
 /// A charge whose provider settles at once, without a settle pause.
 pub(super) fn settled_at_once() -> NewEffect {
-    let rules = EffectRules { settle_ms: 0, ..EffectRules::default() };
+    let rules = EffectRules::default().with(|rules| rules.settle_ms = 0);
     charge().rules(rules)
 }
 

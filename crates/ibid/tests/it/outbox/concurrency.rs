@@ -44,7 +44,7 @@ async fn one_round_takes_no_more_than_the_worker_may_make_at_once() {
 #[tokio::test]
 async fn each_kind_has_its_own_time_and_the_others_that_of_the_worker() {
     let of = |kind: &str, lease_ms| {
-        NewEffect::new(kind, kind, "").rules(EffectRules { lease_ms, ..EffectRules::default() })
+        NewEffect::new(kind, kind, "").rules(EffectRules::default().with(|rules| rules.lease_ms = lease_ms))
     };
     let (brief, long) = (Duration::from_millis(100), Duration::from_secs(300));
     for quick_is_usual in [true, false] {

@@ -18,8 +18,9 @@ async fn an_unknown_outcome_with_an_open_effect_does_not_expire() {
     let world = World::new().await;
     let provider = Provider::new("w", |_| CallOutcome::Refused { why: "no such account".into() });
     let mut ask = world.ask("k");
-    ask.policy =
-        Arc::new(Policy { unknown_retention: Some(Duration::from_secs(2 * DAY)), ..Policy::default() });
+    ask.policy = Arc::new(
+        Policy::default().with(|policy| policy.unknown_retention = Some(Duration::from_secs(2 * DAY))),
+    );
     let Begin::Run(mut attempt) = world.ibid.begin(ask).await.unwrap() else { panic!("it is new") };
     let mut inside = attempt.inside(world.tx().await).await.unwrap();
     inside.enqueue(NewEffect::new("charge", "charge", "").owing()).await.unwrap();

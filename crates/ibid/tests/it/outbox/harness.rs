@@ -57,7 +57,10 @@ impl World {
 
     async fn open(directory: Arc<TempDir>, clock: Clock, hands: Hands) -> World {
         let busy_timeout = Duration::from_secs(30);
-        let options = SqliteOptions { clock: clock.clone(), busy_timeout, ..SqliteOptions::default() };
+        let options = SqliteOptions::default().with(|options| {
+            options.clock = clock.clone();
+            options.busy_timeout = busy_timeout;
+        });
         let store = SqliteStore::open(&directory.path().join("app.db"), options).unwrap();
         let ibid = Ibid::start(Arc::new(store), Settings::default()).await.unwrap();
         World { ibid, clock, hands, directory }

@@ -240,12 +240,12 @@ async fn answer<D: Database + Clone + 'static>(site: &Site<D>, key: &str) -> Res
 }
 
 fn effect_with(safety: Safety) -> NewEffect {
-    charge().rules(EffectRules { safety, ..EffectRules::default() })
+    charge().rules(EffectRules::default().with(|rules| rules.safety = safety))
 }
 
 /// Gives the effect a lease that a test can wait for, and that is long enough for a call on a busy machine.
 fn with_short_lease(effect: NewEffect) -> NewEffect {
-    let rules = EffectRules { lease_ms: 3000, ..effect.rules };
+    let rules = effect.rules.with(|rules| rules.lease_ms = 3000);
     effect.rules(rules)
 }
 

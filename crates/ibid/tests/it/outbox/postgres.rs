@@ -35,7 +35,7 @@ struct Node {
 impl Node {
     async fn new(server: &Postgres) -> Node {
         let options =
-            PostgresOptions { connection_wait: Duration::from_secs(30), ..PostgresOptions::default() };
+            PostgresOptions::default().with(|options| options.connection_wait = Duration::from_secs(30));
         let store = PostgresStore::open(&server.url(), options).await.unwrap();
         let ibid = Ibid::start(Arc::new(store), Settings::default()).await.unwrap();
         let pool = PgPoolOptions::new().max_connections(8).acquire_timeout(Duration::from_secs(30));
@@ -67,7 +67,7 @@ impl Node {
 
     async fn effects(&self) -> Vec<StoredEffect> {
         Operator::new(&self.ibid)
-            .effects(EffectFilter { limit: 1000, ..EffectFilter::default() })
+            .effects(EffectFilter::default().with(|filter| filter.limit = 1000))
             .await
             .unwrap()
             .0
@@ -368,10 +368,10 @@ async fn an_operator_retries_and_discards() {
     let effects = node.effects().await;
     assert_eq!((effects[1].state, effects[1].tries, effects[1].called_at), (Queued, 0, None));
     assert_eq!(letters().await, 0);
-    let queued = EffectFilter { state: Some(Queued), ..EffectFilter::default() };
+    let queued = EffectFilter::default().with(|filter| filter.state = Some(Queued));
     let queued = Operator::new(&node.ibid).effects(queued).await.unwrap().0;
     assert_eq!(queued.iter().map(|effect| &*effect.name).collect::<Vec<_>>(), ["unsure"]);
-    let of_record = EffectFilter { record: Some(effects[0].record), ..EffectFilter::default() };
+    let of_record = EffectFilter::default().with(|filter| filter.record = Some(effects[0].record));
     assert_eq!(Operator::new(&node.ibid).effects(of_record).await.unwrap().0.len(), 2);
     let history = node.ibid.store().history(effects[0].record).await.unwrap();
     assert_eq!(history.len(), 2, "{history:?}");

@@ -111,7 +111,7 @@ async fn the_record_that_waits_for_it_is_answered_by_the_same_commit<D: Database
         site.owe(key, effect).await;
         worker.run_once().await.unwrap();
         assert_eq!(site.record(key).await.state, state);
-        let of = EffectFilter { record: Some(ask(&site.ibid, key).id), ..EffectFilter::default() };
+        let of = EffectFilter::default().with(|filter| filter.record = Some(ask(&site.ibid, key).id));
         let effect = Operator::new(&site.ibid).effects(of).await.unwrap().0.remove(0);
         let at = EffectRef::DownstreamKey(effect.downstream_key);
 
@@ -252,7 +252,7 @@ async fn an_executed_effect_is_not_called_by_a_waiting_try<D: Database + Clone +
     let psp = Psp::behind_a_gate([lost()]);
     site.pay("k2", charge().repeatable()).await;
     let worker = site.worker(&psp);
-    let of = EffectFilter { record: Some(ask(&site.ibid, "k2").id), ..EffectFilter::default() };
+    let of = EffectFilter::default().with(|filter| filter.record = Some(ask(&site.ibid, "k2").id));
     let effect = Operator::new(&site.ibid).effects(of.clone()).await.unwrap().0.remove(0);
     let at = EffectRef::DownstreamKey(effect.downstream_key);
     let hear = async {
@@ -287,7 +287,7 @@ async fn the_id_of_a_call_that_was_not_made_is_forgotten_with_it<D: Database + C
 async fn not_executed_is_ignored_during_the_settle_pause() {
     let world = World::new().await;
     let provider = super::harness::Provider::new("w", |_| lost());
-    let rules = EffectRules { settle_ms: 60_000, ..EffectRules::default() };
+    let rules = EffectRules::default().with(|rules| rules.settle_ms = 60_000);
     world.pay("k", [charge().rules(rules)]).await;
     let worker = world.worker(&provider);
     worker.run_once().await.unwrap();
@@ -318,13 +318,13 @@ async fn not_executed_is_ignored_during_the_settle_pause() {
 
 async fn of_a_webhook_and_a_worker_that_asks_one_settles_it<D: Database + Clone + 'static>(site: Site<D>) {
     let other = site.another_process().await;
-    let rules = EffectRules { settle_ms: 0, ..NewEffect::new("", "", "").verified().rules };
+    let rules = NewEffect::new("", "", "").verified().rules.with(|rules| rules.settle_ms = 0);
     for round in 0..10 {
         let (psp, key) = (Psp::that_can_be_asked([lost()]), format!("k{round}"));
         let (worker, elsewhere) = (site.worker(&psp), other.worker(&psp));
         site.pay(&key, charge().rules(rules)).await;
         assert_eq!(worker.run_once().await.unwrap().again, 1);
-        let of = EffectFilter { record: Some(ask(&site.ibid, &key).id), ..EffectFilter::default() };
+        let of = EffectFilter::default().with(|filter| filter.record = Some(ask(&site.ibid, &key).id));
         let effect = Operator::new(&site.ibid).effects(of.clone()).await.unwrap().0.remove(0);
         let at = EffectRef::DownstreamKey(effect.downstream_key);
         let before = site.lines().await.len();

@@ -73,7 +73,10 @@ async fn the_reaper_removes_only_the_bodies_of_reaped_records() {
     let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let short = Arc::new(Policy { lease: LONG, retention: SHORT, ..Policy::default() });
+    let short = Arc::new(Policy::default().with(|policy| {
+        policy.lease = LONG;
+        policy.retention = SHORT;
+    }));
     let begins: Vec<Change> = (0..20)
         .map(|place| if place % 2 == 0 { fresh_under(&TestRecord::fresh(), &short) } else { begin() })
         .collect();

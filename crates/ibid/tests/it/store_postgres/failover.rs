@@ -61,7 +61,7 @@ async fn run(ibid: &Ibid, key: &str) -> Attempt {
 /// The response for each key.
 fn answer(key: &str) -> Response {
     let body = Bytes::from(format!("paid for {key}"));
-    Response { status: 201, headers: vec![], body, trailers: vec![], version: 1 }
+    Response { status: 201, headers: vec![], body, trailers: vec![] }
 }
 
 async fn assert_replays(ibid: &Ibid, key: &str) {

@@ -226,11 +226,17 @@ async fn a_lapsed_record_is_found_under_any_retention() {
     let store = open(&server, &database).await;
     let day = Duration::from_secs(24 * 3600);
     let lapses = [day, 30 * day, Duration::ZERO, Duration::MAX].map(|retention| {
-        let policy = Policy { lease: SHORT, retention, ..Policy::default() };
+        let policy = Policy::default().with(|policy| {
+            policy.lease = SHORT;
+            policy.retention = retention;
+        });
         fresh_under(&TestRecord::fresh(), &Arc::new(policy))
     });
     // Its lease is still running when the reaper's instant has come.
-    let policy = Policy { lease: LONG, retention: SHORT, ..Policy::default() };
+    let policy = Policy::default().with(|policy| {
+        policy.lease = LONG;
+        policy.retention = SHORT;
+    });
     let runs = fresh_under(&TestRecord::fresh(), &Arc::new(policy));
     commit_all(&*store, lapses.iter().chain([&runs]).cloned().collect()).await;
     pass(&server, &database, SECOND);
@@ -247,7 +253,12 @@ async fn policies_with_equal_instants_are_scanned_separately() {
     let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let under = |lease, retention| Arc::new(Policy { lease, retention, ..Policy::default() });
+    let under = |lease, retention| {
+        Arc::new(Policy::default().with(|policy| {
+            policy.lease = lease;
+            policy.retention = retention;
+        }))
+    };
     let policies = [under(SHORT, LONG), under(LONG, LONG), under(SHORT, 2 * LONG), under(LONG, 2 * LONG)];
     let begins: Vec<Change> =
         (0..40).map(|place| fresh_under(&TestRecord::fresh(), &policies[place % policies.len()])).collect();

@@ -78,7 +78,7 @@ async fn a_schema_that_is_not_ours_to_use_is_refused() {
     let server = Postgres::shared();
     let database = server.create_database();
     let url = server.url_for(&database);
-    let no_migration = || PostgresOptions { migrate: false, ..options() };
+    let no_migration = || options().with(|options| options.migrate = false);
     let missing = refusal(&url, no_migration()).await;
     assert!(matches!(missing, PostgresOpenError::NotMigrated { found: 0, .. }), "{missing:?}");
     open(&server, &database).await;

@@ -14,7 +14,10 @@ async fn due(store: &PostgresStore, state: State) -> Vec<TestRecord> {
 }
 
 fn kept_for(retention: Duration) -> Change {
-    let policy = Policy { lease: LONG, retention, ..Policy::default() };
+    let policy = Policy::default().with(|policy| {
+        policy.lease = LONG;
+        policy.retention = retention;
+    });
     fresh_under(&TestRecord::fresh(), &Arc::new(policy))
 }
 

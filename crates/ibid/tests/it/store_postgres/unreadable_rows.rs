@@ -41,8 +41,14 @@ async fn a_record_that_can_not_be_read_hides_no_other() {
     let mut sorted = ids[1..].to_vec();
     sorted.sort_unstable();
     let (mut listed, mut after) = (Vec::new(), None);
-    while let Some(stored) =
-        store.list(RecordFilter { after, limit: 1, ..RecordFilter::default() }).await.expect("a list").pop()
+    while let Some(stored) = store
+        .list(RecordFilter::default().with(|filter| {
+            filter.after = after;
+            filter.limit = 1;
+        }))
+        .await
+        .expect("a list")
+        .pop()
     {
         listed.push(stored.record.id);
         after = Some(stored.record.id);

@@ -51,9 +51,9 @@ async fn an_unknown_outcome_goes_after_unknown_retention() {
     let server = Postgres::start();
     let database = server.create_database();
     let store = open(&server, &database).await;
-    let settings = Settings { cache_ttl: Duration::ZERO, ..Settings::default() };
+    let settings = Settings::default().with(|settings| settings.cache_ttl = Duration::ZERO);
     let ibid = Ibid::start(store.clone(), settings).await.expect("it starts");
-    let policy = Policy { unknown_retention: Some(48 * HOUR), ..Policy::default() };
+    let policy = Policy::default().with(|policy| policy.unknown_retention = Some(48 * HOUR));
     let begin = async || ibid.begin(ask(&ibid, "shop", "k", policy.clone())).await.expect("an answer");
     let Begin::Run(lost) = begin().await else { panic!("it is new") };
     drop(lost.unknown(ErrorCode::Broken).await);
@@ -122,7 +122,7 @@ async fn a_record_held_by_a_business_row_blocks_no_other() {
     stranger.execute(sql, &[&&names[151].id.as_bytes()[..]]).await.expect("an effect");
     let rest = "select count(*), count(p.record), (select count(*) from ibid_body) from ibid_record r
                 left join payment p on p.record = r.id";
-    let keep = Retention { history: Duration::ZERO, ..Retention::default() };
+    let keep = Retention::default().with(|keep| keep.history = Duration::ZERO);
     let harvest = reap_store(&*store, keep, |_| {}).await.expect("nothing failed");
     assert_eq!((harvest.removed, harvest.held, harvest.effects, harvest.history), (245, 55, 1, 245));
     assert_eq!(server.sql(&database, rest), "55|55|55", "those that are held stay whole");

@@ -25,7 +25,7 @@ pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
         every_mode_commits_with(world, &world.ibid, strong, strong).await;
     }
     a_caller_who_lowers_it_half_way_is_not_heard(world).await;
-    let accepting = PostgresOptions { accept_weak_durability: true, ..PostgresOptions::default() };
+    let accepting = PostgresOptions::default().with(|options| options.accept_weak_durability = true);
     let store = PostgresStore::open(&world.test_db.at, accepting).await.unwrap();
     let accepts = Ibid::start(Arc::new(store), Settings::default()).await.unwrap();
     every_mode_commits_with(world, &accepts, "off", "off").await;

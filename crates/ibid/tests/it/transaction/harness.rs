@@ -131,7 +131,7 @@ impl<A: Adapter> World<A> {
     }
 
     pub(crate) async fn effects(&self, key: &str) -> Vec<StoredEffect> {
-        let filter = EffectFilter { record: Some(self.ask(key).id), ..EffectFilter::default() };
+        let filter = EffectFilter::default().with(|filter| filter.record = Some(self.ask(key).id));
         Operator::new(&self.ibid).effects(filter).await.unwrap().0
     }
 
@@ -195,13 +195,16 @@ impl<A: Adapter> World<A> {
 
 async fn node(test_db: &TestDatabase) -> Ibid {
     let store: Arc<dyn Store> = if test_db.at.starts_with("postgres:") {
-        let options = PostgresOptions { connection_wait: PATIENT, ..PostgresOptions::default() };
+        let options = PostgresOptions::default().with(|options| options.connection_wait = PATIENT);
         Arc::new(PostgresStore::open(&test_db.at, options).await.unwrap())
     } else {
-        let options = SqliteOptions { busy_timeout: PATIENT, ..SqliteOptions::default() };
+        let options = SqliteOptions::default().with(|options| options.busy_timeout = PATIENT);
         Arc::new(SqliteStore::open(test_db.at.as_ref(), options).unwrap())
     };
-    let patient = Settings { begin_timeout: PATIENT, finish_wait: PATIENT, ..Settings::default() };
+    let patient = Settings::default().with(|settings| {
+        settings.begin_timeout = PATIENT;
+        settings.finish_wait = PATIENT;
+    });
     Ibid::start(store, patient).await.unwrap()
 }
 

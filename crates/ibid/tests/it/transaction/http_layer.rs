@@ -25,7 +25,7 @@ use super::harness::{World, answer, pay, pay_and_charge};
 use crate::adapters::{Adapter, PATIENT};
 
 pub(super) fn policy() -> Policy {
-    Policy { wait: PATIENT, ..Policy::one_transaction() }
+    Policy::one_transaction().with(|policy| policy.wait = PATIENT)
 }
 
 struct Api<A: Adapter> {
@@ -42,7 +42,7 @@ pub(super) async fn every_rule<A: Adapter>(world: World<A>) {
         .route("/unbegun/{what}", post(unbegun::<A>))
         .with_state(world.clone());
     let guarded = |upstream_timeout: Duration| {
-        let policy = Policy { upstream_timeout, ..policy() };
+        let policy = policy().with(|policy| policy.upstream_timeout = upstream_timeout);
         let rule = Rule {
             methods: vec![Method::POST],
             pattern: "/unbegun/{what}".into(),

@@ -63,11 +63,10 @@ async fn open(world: &World<TokioPostgresPools>, ibid: &Ibid, key: &str) -> Open
 /// Starts a process whose reads of the identity are valid for a second, so that a change takes two.
 async fn node(test_db: &TestDatabase, identity: StoreIdentity) -> Ibid {
     let store = PostgresStore::open(&test_db.at, PostgresOptions::default()).await.unwrap();
-    let settings = Settings {
-        identity,
-        identity_valid_for: Duration::from_secs(1),
-        begin_timeout: PATIENT,
-        ..Settings::default()
-    };
+    let settings = Settings::default().with(|settings| {
+        settings.identity = identity;
+        settings.identity_valid_for = Duration::from_secs(1);
+        settings.begin_timeout = PATIENT;
+    });
     Ibid::start(Arc::new(store), settings).await.unwrap()
 }

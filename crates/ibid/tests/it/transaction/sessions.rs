@@ -24,7 +24,7 @@ const OPEN: &str = "select count(*) from pg_stat_activity
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_transaction_is_open_while_the_outside_is_called() {
-    let policy = Policy { on_lapse: OnLapse::Resume, ..Policy::one_transaction() };
+    let policy = Policy::one_transaction().with(|policy| policy.on_lapse = OnLapse::Resume);
     let world = Arc::new(Sqlx::under(policy, TestDatabase::postgres()).await);
     let tx = world.tx().await;
     assert_eq!(world.number(OPEN).await, 1, "one that is open is seen");

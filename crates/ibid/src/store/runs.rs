@@ -31,7 +31,7 @@ pub(super) struct Row {
     pub(super) completed_at: Option<i64>,
     pub(super) method: String,
     pub(super) path: String,
-    pub(super) note: Vec<u8>,
+    pub(super) note: Option<String>,
 }
 
 /// The policies of a store, and which records tell how long runs under them take.
@@ -86,7 +86,7 @@ impl Sampling {
     /// took as long as others took to notice; so did what seems to have run for longer than it may.
     fn took(&self, row: &Row) -> Option<(i64, i64)> {
         let flags = Flags::from_bits(row.flags);
-        let note = RecordDetails::from_bytes(&row.note)?;
+        let note = RecordDetails::from_json(row.note.as_deref(), None)?;
         let took = row.completed_at?.checked_sub(row.ran_at?)?;
         let max = i64::try_from(self.0.get(&row.policy)?.max_run.as_micros()).unwrap_or(i64::MAX);
         let counts = row.state == State::Completed.code()
@@ -120,7 +120,7 @@ mod tests {
             completed_at: Some(took_ms + took_ms * 1000),
             method: "POST".to_owned(),
             path: path.to_owned(),
-            note: RecordDetails::default().to_bytes(),
+            note: None,
         }
     }
 
@@ -134,7 +134,7 @@ mod tests {
         rows.push(row("/a", 3));
         rows.push(Row { state: State::Unknown.code(), ..row("/a", 90_000) });
         rows.push(Row {
-            note: RecordDetails { lapses: 1, ..RecordDetails::default() }.to_bytes(),
+            note: RecordDetails { lapses: 1, ..RecordDetails::default() }.to_json(),
             ..row("/a", 90_001)
         });
         rows.push(Row { ran_at: None, ..row("/a", 90_002) });

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use ibid_core::change::{History, HistoryKind, StoredRecord};
 use ibid_core::fingerprint::SecretId;
 use ibid_core::machine::EffectState;
@@ -10,7 +9,7 @@ use ibid_core::record::State;
 use ibid_core::row::UnreadableRow;
 use ibid_core::scope::RecordId;
 use ibid_core::store::{
-    BoxFuture, BrowseStore, Cursor, Page, PathPart, PathPattern, RecordCounts, RecordFilter, RowCount,
+    BoxFuture, BrowseStore, Page, PathPart, PathPattern, RecordCounts, RecordFilter, RowCount,
     StoreError,
 };
 use ibid_core::reap::{ReapCount, ReapTarget};
@@ -157,7 +156,7 @@ impl StoreCore {
         } else {
             let (codes, shares): (Option<Vec<i64>>, Option<Vec<f64>>) = (get(OP, row, 8)?, get(OP, row, 9)?);
             let total: Option<f64> = get(OP, row, 7)?;
-            let estimate = estimates(total, &codes.unwrap_or_default(), &shares.unwrap_or_default());
+            let estimate = estimates(total, codes.unwrap_or_default(), shares.unwrap_or_default());
             for state in [State::InProgress, State::Completed] {
                 counts.by_state[index(state)] = estimate(state);
             }
@@ -198,8 +197,8 @@ async fn count_dead_effects(reader: &mut SlowReader, op: &'static str) -> Result
 
 /// Estimates how many records are in a state: the share by the server's statistics, of all rows. A state that the statistics do
 /// not list is rarer than they can see.
-fn estimates(total: Option<f64>, codes: &[i64], shares: &[f64]) -> impl Fn(State) -> RowCount {
-    let listed: Vec<(i64, f64)> = codes.iter().copied().zip(shares.iter().copied()).collect();
+fn estimates(total: Option<f64>, codes: Vec<i64>, shares: Vec<f64>) -> impl Fn(State) -> RowCount {
+    let listed: Vec<(i64, f64)> = codes.into_iter().zip(shares).collect();
     move |state| match (total, listed.is_empty()) {
         (Some(total), false) => {
             let share = listed.iter().find(|(code, _)| *code == i64::from(state.code()));
@@ -249,11 +248,11 @@ mod tests {
 
     #[test]
     fn estimates_come_from_the_statistics() {
-        let estimate = estimates(Some(1000.0), &[3, 2], &[0.9, 0.05]);
+        let estimate = estimates(Some(1000.0), vec![3, 2], vec![0.9, 0.05]);
         assert_eq!(estimate(State::Completed), RowCount::Estimated(900));
         assert_eq!(estimate(State::InProgress), RowCount::Estimated(50));
-        assert_eq!(estimates(Some(1000.0), &[3], &[1.0])(State::InProgress), RowCount::Estimated(0));
-        assert_eq!(estimates(None, &[], &[])(State::Completed), RowCount::Unknown);
+        assert_eq!(estimates(Some(1000.0), vec![3], vec![1.0])(State::InProgress), RowCount::Estimated(0));
+        assert_eq!(estimates(None, vec![], vec![])(State::Completed), RowCount::Unknown);
     }
 
     #[test]

@@ -4,7 +4,6 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use ibid_core::machine::EffectState;
-use ibid_core::record::{Flags, State};
 use tokio_postgres::types::{FromSqlOwned, Type};
 use tokio_postgres::{Error, Row};
 
@@ -125,22 +124,18 @@ async fn setting(connection: &Connection, name: &str) -> Result<Option<Bytes>, E
     rows.first().map(|row| row.try_get::<_, &[u8]>(0).map(Bytes::copy_from_slice)).transpose()
 }
 
-/// Reads whole tables, so it is given little time.
+/// Counts what waits for an operator, through indexes and within the time limit of a slow read.
 async fn open_cases(connection: &Connection) -> Result<OpenCases, Error> {
-    connection.run(include_str!("sql/open_count.sql")).await?;
-    let dead = i64::from(Flags::DEAD_LETTER);
-    let records = connection.query_once(include_str!("sql/count.sql"), &[(&dead, Type::INT8)]).await?;
+    connection.run(include_str!("sql/open_slow.sql")).await?;
+    let records = connection.query_once(include_str!("sql/count.sql"), &[]).await?;
     let code = |state: EffectState| i64::from(state.code());
     let (unknown, dead) = (code(EffectState::Unknown), code(EffectState::Dead));
     let params: [Param<'_>; 2] = [(&unknown, Type::INT8), (&dead, Type::INT8)];
     let effects = connection.query_once(include_str!("sql/effects.sql"), &params).await?;
     connection.run("commit").await?;
     let mut cases = OpenCases::default();
-    for row in &records {
-        if row.try_get::<_, i16>(0)? == i16::from(State::Unknown.code()) {
-            cases.unknown = number(row, 1)?;
-        }
-        cases.dead_letters += number(row, 2)?;
+    if let Some(row) = records.first() {
+        (cases.unknown, cases.dead_letters) = (number(row, 2)?, number(row, 4)?);
     }
     if let Some(row) = effects.first() {
         (cases.effects_unknown, cases.effects_dead) = (number(row, 0)?, number(row, 1)?);

@@ -106,7 +106,8 @@ fn run(command: Command) -> Result<(), Failures> {
             let url = config::store_of(&args.place)?;
             wait_for(async {
                 let store = open_store(&url, false).await?;
-                commands::keys::list(commands::keys::browse(&*store)?, &args, &mut stdout(), &mut stderr()).await
+                commands::keys::list(commands::keys::browse(&*store)?, &args, &mut stdout(), &mut stderr())
+                    .await
             })
         }
         Command::Keys(KeysCommand::Resolve(args)) => at_store(&args.act.place, async |operator| {

@@ -13,6 +13,7 @@
 
 mod error;
 mod filter;
+mod tiers;
 
 use std::fmt;
 use std::future::Future;
@@ -35,6 +36,7 @@ use crate::time::Timestamp;
 
 pub use error::StoreError;
 pub use filter::{PathPart, PathPattern, RecordFilter};
+pub use tiers::Tiers;
 
 /// A boxed future: one box per round trip is free, a type parameter in every user's signature is not.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;

@@ -58,180 +58,80 @@ pub const SPAN_REPLY: &str = "ibid.reply";
 /// Span of one try of an effect by a worker.
 pub const SPAN_EFFECT: &str = "ibid.effect";
 
-/// New keys that ran.
-pub const RESERVE_CREATED: &str = "ibid_reserve_created_total";
-/// Retries that got the stored response.
-pub const RESERVE_REPLAY: &str = "ibid_reserve_replay_total";
-/// Duplicates of a running request.
-pub const RESERVE_IN_PROGRESS: &str = "ibid_reserve_in_progress_total";
-/// Keys that were used with a different request.
-pub const RESERVE_KEY_MISUSE: &str = "ibid_reserve_key_misuse_total";
-/// Released keys that ran again.
-pub const RESERVE_FAILED_RETRY: &str = "ibid_reserve_failed_retry_total";
-/// Retries of a request whose outcome is unknown.
-pub const RESERVE_UNKNOWN: &str = "ibid_reserve_unknown_total";
-/// Retries of an expired key, or of a request whose response was not stored.
-pub const RESERVE_GONE: &str = "ibid_reserve_gone_total";
-/// Requests that were refused because the store did not answer.
-pub const RESERVE_UNAVAILABLE: &str = "ibid_reserve_unavailable_total";
-/// Requests without a key that passed unguarded.
-pub const WITHOUT_KEY: &str = "ibid_without_key_total";
-/// Store calls that failed.
-pub const STORE_ERRORS: &str = "ibid_store_errors_total";
-/// Leases of attempts that lapsed.
-pub const ZOMBIE_KEYS: &str = "ibid_zombie_keys_total";
-/// Rows that the reaper removed.
-pub const RETENTION_PRUNED: &str = "ibid_retention_pruned_total";
-/// Responses sent although their record was not written in time.
-pub const NOT_STORED: &str = "ibid_answers_not_stored_total";
-/// Results that arrived after their record had changed without them.
-pub const LATE_ANSWERS: &str = "ibid_late_answers_total";
-/// Outcomes that became unknown.
-pub const UNKNOWN: &str = "ibid_unknown_total";
-/// Unknown outcomes that expired after `unknown_retention`.
-pub const UNKNOWN_EXPIRED: &str = "ibid_unknown_expired_total";
-/// `Ibid-Outcome` fields that were ignored.
-pub const OUTCOME_IGNORED: &str = "ibid_outcome_ignored_total";
-/// Effects put into the outbox.
-pub const EFFECTS_ENQUEUED: &str = "ibid_effects_enqueued_total";
-/// Effects that were carried out.
-pub const EFFECTS_DONE: &str = "ibid_effects_done_total";
-/// Tries of effects that are followed by another.
-pub const EFFECTS_RETRIED: &str = "ibid_effects_retried_total";
-/// Effects that became dead letters.
-pub const EFFECTS_DEAD: &str = "ibid_effects_dead_total";
-/// Claims on effects that were lost to another worker.
-pub const EFFECTS_LOST: &str = "ibid_effects_lost_total";
-/// Webhooks by source and outcome.
-pub const HOOKS: &str = "ibid_hooks_total";
-/// Lookups of unknown records.
-pub const RECONCILE_SCHEDULED: &str = "ibid_reconcile_scheduled_total";
-/// Lookups that settled their record.
-pub const RECONCILE_RESOLVED: &str = "ibid_reconcile_resolved_total";
-/// Lookups that gave no result.
-pub const RECONCILE_FAILED: &str = "ibid_reconcile_failed_total";
-/// Number of records by state.
-pub const RECORDS: &str = "ibid_records";
-/// Records and effects that need an operator, by kind.
-pub const DEAD_LETTERS: &str = "ibid_dead_letters";
-/// Age of the oldest row that the reaper could have removed: how far it is behind.
-pub const REAP_BEHIND: &str = "ibid_reap_behind_seconds";
-/// Age of the oldest unknown outcome.
-pub const OLDEST_UNKNOWN: &str = "ibid_oldest_unknown_seconds";
-/// State of the circuit breaker: 1 while begins are refused because the store does not answer.
-pub const BREAKER_OPEN: &str = "ibid_breaker_open";
-/// Tenants that send more duplicates than is allowed.
-pub const TENANTS_ABOVE: &str = "ibid_tenants_above_duplicate_rate";
-/// Unix time of a chore's last success.
-pub const CHORE_LAST_RUN: &str = "ibid_chore_last_run_seconds";
-/// Differences between our ledger and a provider's, as of the last comparison.
-pub const LEDGER_DIFFERENCES: &str = "ibid_ledger_differences";
-/// Used part of a gateway limit.
-pub const LIMIT_USED: &str = "ibid_limit_used";
-/// Value of a gateway limit.
-pub const LIMIT_MAX: &str = "ibid_limit_max";
-/// Number of times that a gateway limit was reached.
-pub const LIMIT_REACHED: &str = "ibid_limit_reached_total";
-/// Duration of a begin.
-pub const BEGIN_SECONDS: &str = "ibid_begin_seconds";
-/// Duration of a finish.
-pub const FINISH_SECONDS: &str = "ibid_finish_seconds";
-/// Duration of a duplicate's wait.
-pub const WAIT_SECONDS: &str = "ibid_wait_seconds";
-/// Run time of the handler or upstream.
-pub const RUN_SECONDS: &str = "ibid_run_seconds";
+/// Declares each metric as a constant with its name, and all of them in [`METRICS`].
+macro_rules! metrics {
+    ($($id:ident = $name:literal, $kind:literal, $meaning:literal;)*) => {
+        $(#[doc = $meaning] pub const $id: &str = $name;)*
 
-/// Name, kind and meaning of every metric, for the reference page and the exporter.
-pub const METRICS: &[(&str, &str, &str)] = &[
-    (RESERVE_CREATED, "counter", "new keys that ran"),
-    (RESERVE_REPLAY, "counter", "retries that got the stored response"),
-    (RESERVE_IN_PROGRESS, "counter", "duplicates of a running request that got 409 or 202"),
-    (RESERVE_KEY_MISUSE, "counter", "keys that were used with a different request (422)"),
-    (RESERVE_FAILED_RETRY, "counter", "released keys that ran again"),
-    (RESERVE_UNKNOWN, "counter", "retries of a request whose outcome is unknown"),
-    (RESERVE_GONE, "counter", "retries of an expired key, or of a request whose response was not stored"),
-    (RESERVE_UNAVAILABLE, "counter", "requests refused because their key could not be reserved (503)"),
-    (WITHOUT_KEY, "counter", "requests without a key that passed unguarded, by route"),
-    (STORE_ERRORS, "counter", "store calls that failed"),
-    (ZOMBIE_KEYS, "counter", "leases that lapsed"),
-    (RETENTION_PRUNED, "counter", "rows removed after retention and tombstone"),
-    (NOT_STORED, "counter", "responses sent although their record could not be written within finish_wait"),
-    (
-        LATE_ANSWERS,
-        "counter",
-        "results of an attempt, an effect or a webhook that arrived after their record had changed without them",
-    ),
-    (
-        UNKNOWN,
-        "counter",
-        "outcomes that became unknown, by route and cause: timed_out, reset, status_500 and so on, lapsed, effect_dead",
-    ),
-    (UNKNOWN_EXPIRED, "counter", "unknown outcomes that expired after unknown_retention, by route"),
-    (
-        OUTCOME_IGNORED,
-        "counter",
-        "`Ibid-Outcome` fields of the upstream that were ignored, by route and why: unknown_value, repeated, retried, trailer",
-    ),
-    (EFFECTS_ENQUEUED, "counter", "effects put into the outbox"),
-    (EFFECTS_DONE, "counter", "effects carried out"),
-    (EFFECTS_RETRIED, "counter", "tries of an effect that did not carry it out and are followed by another"),
-    (EFFECTS_DEAD, "counter", "effects that ended dead, or unknown with no lookup left"),
-    (
-        EFFECTS_LOST,
-        "counter",
-        "claims on an effect that were lost to another process; the result was not recorded",
-    ),
-    (
-        HOOKS,
-        "counter",
-        "webhooks, by source and outcome: accepted, early, premature, stale, known, contradicts, duplicate, ignored, \
-         unreadable, refused, failed",
-    ),
-    (RECONCILE_SCHEDULED, "counter", "lookups of the outcome of an unknown record"),
-    (RECONCILE_RESOLVED, "counter", "lookups after which the outcome was known"),
-    (
-        RECONCILE_FAILED,
-        "counter",
-        "lookups without a result: no answer, or one that says neither executed nor not executed",
-    ),
-    (RECORDS, "gauge", "records, by state"),
-    (
-        DEAD_LETTERS,
-        "gauge",
-        "records and effects that need an operator, by kind: records, effects. A record counts from when its outcome \
-         became unknown; lists show it once its attempt's time (upstream_timeout and linger) is over",
-    ),
-    (
-        OLDEST_UNKNOWN,
-        "gauge",
-        "seconds since the run whose outcome is unknown for longest began, 0 if no outcome is unknown",
-    ),
-    (
-        REAP_BEHIND,
-        "gauge",
-        "seconds by which the reaper is behind: the age of the oldest row that it could have removed",
-    ),
-    (BREAKER_OPEN, "gauge", "1 while begins are refused because the store does not answer"),
-    (
-        TENANTS_ABOVE,
-        "gauge",
-        "tenants whose share of duplicates is above the limit (`upkeep.duplicate_percent`), as seen by this process",
-    ),
-    (CHORE_LAST_RUN, "gauge", "Unix time at which a chore last succeeded, by chore"),
-    (
-        LEDGER_DIFFERENCES,
-        "gauge",
-        "differences from a provider's ledger in the last comparison, by source and kind",
-    ),
-    (LIMIT_USED, "gauge", "used part of a gateway limit, by limit: the key of `[server]` that sets it"),
-    (LIMIT_MAX, "gauge", "value of a gateway limit, fitted to the limit of open files, by limit"),
-    (
-        LIMIT_REACHED,
-        "counter",
-        "how often a gateway limit refused or ended something or made it wait, by limit",
-    ),
-    (BEGIN_SECONDS, "histogram", "duration of a begin"),
-    (FINISH_SECONDS, "histogram", "duration of a finish"),
-    (WAIT_SECONDS, "histogram", "time that a duplicate waited"),
-    (RUN_SECONDS, "histogram", "run time of the handler or upstream, by route and by how it ended"),
-];
+        /// Name, kind and meaning of every metric, for the reference page and the exporter.
+        pub const METRICS: &[(&str, &str, &str)] = &[$(($id, $kind, $meaning)),*];
+    };
+}
+
+metrics! {
+    RESERVE_CREATED = "ibid_reserve_created_total", "counter", "new keys that ran";
+    RESERVE_REPLAY = "ibid_reserve_replay_total", "counter", "retries that got the stored response";
+    RESERVE_IN_PROGRESS = "ibid_reserve_in_progress_total", "counter", "duplicates of a running request that got 409 or 202";
+    RESERVE_KEY_MISUSE = "ibid_reserve_key_misuse_total", "counter", "keys that were used with a different request (422)";
+    RESERVE_FAILED_RETRY = "ibid_reserve_failed_retry_total", "counter", "released keys that ran again";
+    RESERVE_UNKNOWN = "ibid_reserve_unknown_total", "counter", "retries of a request whose outcome is unknown";
+    RESERVE_GONE = "ibid_reserve_gone_total", "counter",
+        "retries of an expired key, or of a request whose response was not stored";
+    RESERVE_UNAVAILABLE = "ibid_reserve_unavailable_total", "counter",
+        "requests refused because their key could not be reserved (503)";
+    WITHOUT_KEY = "ibid_without_key_total", "counter", "requests without a key that passed unguarded, by route";
+    STORE_ERRORS = "ibid_store_errors_total", "counter", "store calls that failed";
+    ZOMBIE_KEYS = "ibid_zombie_keys_total", "counter", "leases that lapsed";
+    RETENTION_PRUNED = "ibid_retention_pruned_total", "counter", "rows removed after retention and tombstone";
+    NOT_STORED = "ibid_answers_not_stored_total", "counter",
+        "responses sent although their record could not be written within finish_wait";
+    LATE_ANSWERS = "ibid_late_answers_total", "counter",
+        "results of an attempt, an effect or a webhook that arrived after their record had changed without them";
+    UNKNOWN = "ibid_unknown_total", "counter",
+        "outcomes that became unknown, by route and cause: timed_out, reset, status_500 and so on, lapsed, \
+         effect_dead";
+    UNKNOWN_EXPIRED = "ibid_unknown_expired_total", "counter",
+        "unknown outcomes that expired after unknown_retention, by route";
+    OUTCOME_IGNORED = "ibid_outcome_ignored_total", "counter",
+        "`Ibid-Outcome` fields of the upstream that were ignored, by route and why: unknown_value, repeated, \
+         retried, trailer";
+    EFFECTS_ENQUEUED = "ibid_effects_enqueued_total", "counter", "effects put into the outbox";
+    EFFECTS_DONE = "ibid_effects_done_total", "counter", "effects carried out";
+    EFFECTS_RETRIED = "ibid_effects_retried_total", "counter",
+        "tries of an effect that did not carry it out and are followed by another";
+    EFFECTS_DEAD = "ibid_effects_dead_total", "counter", "effects that ended dead, or unknown with no lookup left";
+    EFFECTS_LOST = "ibid_effects_lost_total", "counter",
+        "claims on an effect that were lost to another process; the result was not recorded";
+    HOOKS = "ibid_hooks_total", "counter",
+        "webhooks, by source and outcome: accepted, early, premature, stale, known, contradicts, duplicate, \
+         ignored, unreadable, refused, failed";
+    RECONCILE_SCHEDULED = "ibid_reconcile_scheduled_total", "counter", "lookups of the outcome of an unknown record";
+    RECONCILE_RESOLVED = "ibid_reconcile_resolved_total", "counter", "lookups after which the outcome was known";
+    RECONCILE_FAILED = "ibid_reconcile_failed_total", "counter",
+        "lookups without a result: no answer, or one that says neither executed nor not executed";
+    RECORDS = "ibid_records", "gauge", "records, by state";
+    DEAD_LETTERS = "ibid_dead_letters", "gauge",
+        "records and effects that need an operator, by kind: records, effects. A record counts from when its \
+         outcome became unknown; lists show it once its attempt's time (upstream_timeout and linger) is over";
+    OLDEST_UNKNOWN = "ibid_oldest_unknown_seconds", "gauge",
+        "seconds since the run whose outcome is unknown for longest began, 0 if no outcome is unknown";
+    REAP_BEHIND = "ibid_reap_behind_seconds", "gauge",
+        "seconds by which the reaper is behind: the age of the oldest row that it could have removed";
+    ATTEMPTS_REFUSED = "ibid_attempts_refused_total", "counter",
+        "new keys refused because the process or the tenant runs too many attempts, by bound";
+    CHORE_PANICS = "ibid_chore_panics_total", "counter", "rounds of a chore that panicked, by chore";
+    BREAKER_OPEN = "ibid_breaker_open", "gauge", "1 while begins are refused because the store does not answer";
+    TENANTS_ABOVE = "ibid_tenants_above_duplicate_rate", "gauge",
+        "tenants whose share of duplicates is above the limit (`upkeep.duplicate_percent`), as seen by this process";
+    CHORE_LAST_RUN = "ibid_chore_last_run_seconds", "gauge", "Unix time at which a chore last succeeded, by chore";
+    LEDGER_DIFFERENCES = "ibid_ledger_differences", "gauge",
+        "differences from a provider's ledger in the last comparison, by source and kind";
+    LIMIT_USED = "ibid_limit_used", "gauge", "used part of a gateway limit, by limit: the key of `[server]` that sets it";
+    LIMIT_MAX = "ibid_limit_max", "gauge", "value of a gateway limit, fitted to the limit of open files, by limit";
+    LIMIT_REACHED = "ibid_limit_reached_total", "counter",
+        "how often a gateway limit refused or ended something or made it wait, by limit";
+    BEGIN_SECONDS = "ibid_begin_seconds", "histogram", "duration of a begin";
+    FINISH_SECONDS = "ibid_finish_seconds", "histogram", "duration of a finish";
+    WAIT_SECONDS = "ibid_wait_seconds", "histogram", "time that a duplicate waited";
+    RUN_SECONDS = "ibid_run_seconds", "histogram", "run time of the handler or upstream, by route and by how it ended";
+}

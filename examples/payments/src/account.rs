@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use axum::extract::{FromRequestParts, Request, State};
+use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use http::header::AUTHORIZATION;
@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use crate::problem::Problem;
 
-/// The authenticated account of a request. Handlers take it as an argument.
+/// The authenticated account of a request. Handlers take it as an `Extension`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Account(pub String);
 
@@ -88,14 +88,6 @@ pub async fn authenticate(
 pub fn tenant(head: &request::Parts) -> Result<Tenant, MissingIdentityError> {
     let account = head.extensions.get::<Account>().ok_or(MissingIdentityError)?;
     Tenant::new(&account.0).map_err(|_| MissingIdentityError)
-}
-
-impl<S: Sync> FromRequestParts<S> for Account {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut request::Parts, _: &S) -> Result<Account, Problem> {
-        parts.extensions.get::<Account>().cloned().ok_or_else(Problem::unauthorized)
-    }
 }
 
 fn account_of(accounts: Option<&Accounts>, headers: &HeaderMap) -> Option<Account> {

@@ -10,10 +10,9 @@ use axum::extract::{FromRef, State};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{any, get, post};
 use axum::{Json, Router};
-use http::Method;
 use ibid::Ibid;
 use ibid::http::hooks::{Hook, HookMapping, HookSecret, HookTarget, SignatureScheme};
-use ibid::http::{IdempotencyLayer, ReservedBy, Routes, Rule, TenantSource};
+use ibid::http::{IdempotencyLayer, Routes, TenantSource};
 use ibid::policy::{OnLapse, OnServerError, Pointer, Policy};
 use serde_json::{Value, json};
 
@@ -88,23 +87,17 @@ fn guard(ibid: Ibid, lease: Duration, hook: Option<HookSecret>) -> Result<Idempo
     let money = Policy::payments().with(|policy| policy.lease = lease);
     // A payment is one transaction, which fails to commit if the attempt has lost its lease. So a lapsed attempt has
     // either committed everything or nothing, and the next one may simply run.
-    let one = Policy::one_transaction();
     let payments = money.clone().with(|policy| {
-        policy.on_lapse = one.on_lapse;
-        policy.on_server_error = one.on_server_error;
+        policy.on_lapse = OnLapse::Retry;
+        policy.on_server_error = OnServerError::Retry;
     });
     // A ride continues after its last committed phase, so it is also safe to retry after a server error.
     let rides = money.clone().with(|policy| {
         policy.on_lapse = OnLapse::Resume;
         policy.on_server_error = OnServerError::Retry;
     });
-    let rule = |pattern: &str, policy| Rule {
-        methods: vec![Method::POST],
-        pattern: pattern.to_owned(),
-        policy: Some(policy),
-        reserved_by: ReservedBy::Layer,
-    };
-    let routes = Routes::new(money, vec![rule(PAYMENTS, payments), rule(RIDES, rides)])?;
+    let routes =
+        Routes::builder().default_policy(money).post(PAYMENTS, payments).post(RIDES, rides).build()?;
     let hooks = hook.map(processor_hook).transpose()?;
     Ok(IdempotencyLayer::with_routes(ibid, TenantSource::by(tenant), routes)
         .hooks(hooks.into_iter().collect())?)

@@ -4,8 +4,8 @@
 //! So the request never waits for the processor, and there is no moment at which a payment exists that no worker will
 //! charge.
 
-use axum::Json;
 use axum::extract::{Path, Query, State};
+use axum::{Extension, Json};
 use ibid::Response as StoredResponse;
 use ibid::axum::{GuardedRequest, HeldAttempt};
 use ibid::transaction::TxResponse;
@@ -60,7 +60,7 @@ pub(crate) async fn create<D: Backend>(
 /// `GET /payments/{id}`: a payment, visible only to the account that made it.
 pub(crate) async fn show(
     State(db): State<Db>,
-    account: Account,
+    Extension(account): Extension<Account>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, Problem> {
     // PostgreSQL refuses a NUL in a parameter, and no id contains one.
@@ -82,7 +82,7 @@ pub(crate) struct ListQuery {
 /// `GET /payments?customerId=…`: the customer's latest payments, newest first.
 pub(crate) async fn list(
     State(db): State<Db>,
-    account: Account,
+    Extension(account): Extension<Account>,
     Query(query): Query<ListQuery>,
 ) -> Result<Json<Value>, Problem> {
     let customer = Some(query.customer_id).filter(|id| !id.contains('\0')).ok_or_else(Problem::not_found)?;

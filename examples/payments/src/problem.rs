@@ -46,15 +46,9 @@ impl Problem {
     }
 }
 
-impl From<sqlx::Error> for Problem {
-    fn from(error: sqlx::Error) -> Problem {
-        Problem::unavailable(&error)
-    }
-}
-
-impl From<TxError> for Problem {
-    fn from(error: TxError) -> Problem {
-        Problem::unavailable(&error)
+impl<E: Into<TxError>> From<E> for Problem {
+    fn from(error: E) -> Problem {
+        Problem::unavailable(&error.into())
     }
 }
 

@@ -153,7 +153,7 @@ type RideRow = (String, String, String, String, i64, String, String, Option<Stri
 /// `GET /rides/{id}`: a ride, visible only to the account that booked it.
 pub(crate) async fn show(
     State(db): State<Db>,
-    account: Account,
+    Extension(account): Extension<Account>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, Problem> {
     // PostgreSQL refuses a NUL in a parameter, and no id contains one.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use ibid::identity::StoreIdentity;
 use ibid::outbox::Worker;
+#[cfg(feature = "postgres")]
 use ibid::transaction::sqlx_postgres::SqlxPostgres;
 use ibid::transaction::sqlx_sqlite::SqlxSqlite;
 use ibid::upkeep::{self, Schedule};
@@ -15,7 +16,7 @@ use tokio::task::JoinHandle;
 
 use crate::api::{self, App};
 use crate::config::Config;
-use crate::db::{Backend, Db, open_store};
+use crate::db::{Backend, Db};
 use crate::processor::{CHARGE_WITHIN, ProcessorClient};
 use crate::worker::{ChargePayment, Charger};
 
@@ -37,14 +38,12 @@ pub async fn start(
     config: Config,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<Server, Failure> {
-    // The store comes first: it creates ibid's tables, which ours reference.
-    let store = open_store(&config.store).await?;
-    let db = Db::connect(&config.store).await?;
-    db.create_tables().await?;
+    let (store, db) = Db::open(&config.store).await?;
     let identity = StoreIdentity::new("the account of the bearer token");
     let ibid = Ibid::start(store, Settings::default().with(|settings| settings.identity = identity)).await?;
     tracing::info!(provider = %config.provider, lease = ?config.lease, "ready");
     match &db {
+        #[cfg(feature = "postgres")]
         Db::Postgres(pool) => start_on(SqlxPostgres(pool.clone()), db.clone(), ibid, config, stop).await,
         Db::Sqlite(pool) => start_on(SqlxSqlite(pool.clone()), db.clone(), ibid, config, stop).await,
     }

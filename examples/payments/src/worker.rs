@@ -49,15 +49,13 @@ impl ChargePayment {
     /// Returns the effect for the outbox.
     pub fn effect(&self, lease: Duration, in_doubt: InDoubt) -> NewEffect {
         let ms = |length: Duration| u64::try_from(length.as_millis()).unwrap_or(u64::MAX);
-        let rules = EffectRules::default().with(|rules| rules.lease_ms = ms(lease));
-        let rules = match in_doubt {
-            InDoubt::Repeat => rules.with(|rules| rules.safety = Safety::Repeatable),
-            InDoubt::Verify { settle } => rules.with(|rules| {
-                rules.safety = Safety::Verified;
-                rules.settle_ms = ms(settle);
-            }),
-            InDoubt::Wait => rules.with(|rules| rules.safety = Safety::Once),
-        };
+        let mut rules = EffectRules::default();
+        rules.lease_ms = ms(lease);
+        match in_doubt {
+            InDoubt::Repeat => rules.safety = Safety::Repeatable,
+            InDoubt::Verify { settle } => (rules.safety, rules.settle_ms) = (Safety::Verified, ms(settle)),
+            InDoubt::Wait => rules.safety = Safety::Once,
+        }
         NewEffect::new("charge", Self::KIND, json!(self).to_string()).rules(rules)
     }
 }

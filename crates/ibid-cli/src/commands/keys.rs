@@ -9,7 +9,9 @@ use ibid_core::change::{History, StoredRecord};
 use ibid_core::record::{Record, State};
 use ibid_core::response::SavedResponse;
 use ibid_core::scope::IdPrefix;
-use ibid_core::store::{BrowseStore, Cursor, CursorError, Page, PathPattern, RecordFilter, Store, StoreError};
+use ibid_core::store::{
+    BrowseStore, Cursor, CursorError, Page, PathPattern, RecordFilter, Store, StoreError,
+};
 use ibid_core::time::Timestamp;
 use serde_json::{Value, json};
 

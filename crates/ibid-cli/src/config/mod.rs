@@ -15,6 +15,7 @@ use ibid::Settings;
 use ibid::upkeep::{Retention, Schedule};
 use ibid_core::fingerprint::Secret;
 use ibid_core::policy::{BindRule, PathRule, Policy};
+use ibid_core::store::Tiers;
 use toml::de::DeTable;
 
 use crate::args::{DoctorArgs, GatewayArgs, ReconcileArgs, StoreArgs};
@@ -298,7 +299,9 @@ fn assemble(
     let one_tenant = tenant.as_ref().is_none_or(TenantConfig::is_none);
     let (defaults, pass_timeout, routes) = read_routes(root, reader, flags, one_tenant, &mut warnings);
     key_from::check_tenant(tenant.as_ref(), &defaults, &routes, reader);
-    let hooks = hook::read_all(root, reader, one_tenant, &defaults, &routes, store != Some(StoreUrl::Memory));
+    let tiers = store.as_ref().map_or(Tiers::ALL, StoreUrl::tiers);
+    check_tiers(tiers, &defaults, &routes, reader);
+    let hooks = hook::read_all(root, reader, one_tenant, &defaults, &routes, tiers.sql);
     let secrets = read_secrets(root, reader, variables);
     let admin_token = read_admin_token(reader, variables);
     let upkeep = read_upkeep(root);
@@ -453,6 +456,18 @@ pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, Failure> {
         Failure::usage(format!("must be an address and a port, not `{text}`"))
             .hint("write for example `127.0.0.1:8080`, `0.0.0.0:8080` or `[::]:8080`")
     })
+}
+
+/// Refuses routes that need what the store lacks.
+fn check_tiers(tiers: Tiers, defaults: &Policy, routes: &[RouteConfig], reader: &Reader<'_>) {
+    if let Some(problem) = tiers.refusal(defaults) {
+        reader.refuse(0, format!("`[defaults]` {problem}"));
+    }
+    for route in routes.iter().filter(|route| route.guard) {
+        if let Some(problem) = tiers.refusal(&route.policy) {
+            reader.refuse(route.line, format!("`{}` {problem}", route.pattern));
+        }
+    }
 }
 
 fn check_addresses(

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use ibid::store::postgres::PostgresStore;
+use ibid_core::store::Tiers;
 
 use crate::output::Failure;
 
@@ -19,6 +20,14 @@ pub(crate) enum StoreUrl {
 }
 
 impl StoreUrl {
+    /// Returns what a store of this kind can do.
+    pub(crate) fn tiers(&self) -> Tiers {
+        match self {
+            StoreUrl::Sqlite(_) | StoreUrl::Postgres(_) => Tiers::ALL,
+            StoreUrl::Memory => Tiers { sql: false, ..Tiers::ALL },
+        }
+    }
+
     /// Parses the URL of a store. Messages never repeat the URL, because it may contain a password.
     pub(crate) fn parse(text: &str) -> Result<StoreUrl, Failure> {
         let form = "use `sqlite:PATH`, `postgres://USER@HOST/DATABASE`, or `memory:` for tests";

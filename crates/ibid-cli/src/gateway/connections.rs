@@ -5,11 +5,12 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use http::HeaderValue;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
@@ -99,7 +100,7 @@ impl Connections {
             tunnel: TunnelSlot::default(),
             kept_for_tunnel: OnceLock::new(),
         });
-        lock(&self.open).insert(id, Arc::clone(&connection));
+        self.open.lock().insert(id, Arc::clone(&connection));
         ConnectionGuard { id, connections: Arc::clone(self), connection }
     }
 
@@ -119,14 +120,14 @@ impl Connections {
 
     /// Returns the counted replies of all open connections.
     pub(crate) fn replies(&self) -> Vec<Arc<Reply>> {
-        let open: Vec<Arc<Connection>> = lock(&self.open).values().cloned().collect();
+        let open: Vec<Arc<Connection>> = self.open.lock().values().cloned().collect();
         open.iter().flat_map(|connection| connection.replies()).collect()
     }
 
     /// Asks the connection that has been idle longest to close. Returns `false` if none is idle.
     fn end_longest_idle(&self) -> bool {
         let longest = {
-            let open = lock(&self.open);
+            let open = self.open.lock();
             let idle = open.values().filter(|connection| connection.may_make_room());
             idle.min_by_key(|connection| connection.idle_since.load(Ordering::Relaxed)).cloned()
         };
@@ -166,7 +167,7 @@ pub(crate) struct ConnectionGuard {
 
 impl Drop for ConnectionGuard {
     fn drop(&mut self) {
-        lock(&self.connections.open).remove(&self.id);
+        self.connections.open.lock().remove(&self.id);
     }
 }
 
@@ -309,17 +310,17 @@ impl Connection {
     pub(super) fn list_reply(&self, make: impl FnOnce(u64) -> Reply) -> Arc<Reply> {
         let id = self.next_reply.fetch_add(1, Ordering::Relaxed);
         let reply = Arc::new(make(id));
-        lock(&self.replies).insert(id, Arc::downgrade(&reply));
+        self.replies.lock().insert(id, Arc::downgrade(&reply));
         reply
     }
 
     pub(super) fn forget_reply(&self, id: u64) {
-        lock(&self.replies).remove(&id);
+        self.replies.lock().remove(&id);
     }
 
     fn replies(&self) -> Vec<Arc<Reply>> {
         // Upgraded into a list first: the last owner of a reply takes this lock when it drops the reply.
-        let replies = lock(&self.replies);
+        let replies = self.replies.lock();
         let live: Vec<Arc<Reply>> = replies.values().filter_map(Weak::upgrade).collect();
         drop(replies);
         live
@@ -450,11 +451,6 @@ impl AsyncWrite for Socket {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change under a lock in this file is a single call on a map, so a panic leaves no partial change.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Timestamp that stands for "never".

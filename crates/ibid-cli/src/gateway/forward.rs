@@ -14,8 +14,8 @@ use std::collections::HashSet;
 use std::convert::Infallible;
 use std::error::Error as StdError;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -29,6 +29,7 @@ use hyper::body::Incoming;
 use hyper_util::client::legacy::connect::{CaptureConnection, capture_connection};
 use hyper_util::client::legacy::{self, Client};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use parking_lot::Mutex;
 use tower_service::Service;
 
 use ibid::http::{ExecutionHint, TraceContext};
@@ -564,7 +565,7 @@ where
         let mut task = Box::pin(task);
         tokio::spawn(std::future::poll_fn(move |cx| {
             // Poison is harmless: the lock guards no data.
-            let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+            let _turn = turn.lock();
             task.as_mut().poll(cx)
         }));
     }

@@ -56,7 +56,7 @@ use ibid::{Ibid, Settings};
 use ibid_core::fingerprint::Secret;
 use ibid_core::policy::Profile;
 use ibid_core::proof::Hop;
-use ibid_core::store::Store;
+use ibid_core::store::{Store, Tiers};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -101,6 +101,8 @@ impl Gateway {
     /// Binds the ports and starts the engine on the store. The gateway is then ready to run.
     pub(crate) async fn start(config: &Config, store: Arc<dyn Store>) -> Result<Gateway, Failure> {
         let routes = routes(config)?;
+        let refused = |error| Failure::usage("the store can't serve these routes").because(error);
+        routes.check_store(Tiers::of(&*store)).map_err(refused)?;
         let (public, admin) =
             (bind(config.listen, "--listen").await?, bind(config.admin_listen, "--admin-listen").await?);
         let mut metrics = admin::Metrics::install()?;

@@ -1,9 +1,10 @@
 //! Slots of unguarded requests, separate from everything that guarded requests use.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::bounds::{self, Bound};
@@ -43,7 +44,7 @@ impl PassSlots {
     ///
     /// Returns `None` if no request waits for a head. The receiver resolves when this request has to end.
     pub(crate) fn enter(self: &Arc<Self>) -> Option<(PassSlot, oneshot::Receiver<()>)> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.used >= self.max {
             bounds::count_reached(Bound::Passed);
             state.end_longest_waiting(Duration::ZERO)?;
@@ -58,20 +59,15 @@ impl PassSlots {
 
     /// Ends the request that has waited longest for a head, if it has waited for `at_least`.
     pub(crate) fn end_longest_waiting(&self, at_least: Duration) {
-        let _ = self.lock().end_longest_waiting(at_least);
+        let _ = self.state.lock().end_longest_waiting(at_least);
     }
 
     pub(crate) fn used(&self) -> usize {
-        self.lock().used
+        self.state.lock().used
     }
 
     pub(crate) fn max(&self) -> usize {
         self.max
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // No code between two related changes can panic, so the state is consistent even after a poisoning.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -91,14 +87,14 @@ impl PassSlot {
     ///
     /// Returns `false` if it has already been ended and its slot belongs to another request.
     pub(crate) fn mark_head(&mut self) -> bool {
-        self.has_head = self.slots.lock().waiting.remove(&self.id).is_some();
+        self.has_head = self.slots.state.lock().waiting.remove(&self.id).is_some();
         self.has_head
     }
 }
 
 impl Drop for PassSlot {
     fn drop(&mut self) {
-        let mut state = self.slots.lock();
+        let mut state = self.slots.state.lock();
         let was_waiting = state.waiting.remove(&self.id).is_some();
         if was_waiting || self.has_head {
             state.used -= 1;

@@ -5,11 +5,12 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http_body::{Body, Frame, SizeHint};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Time of a request's last progress.
@@ -23,11 +24,11 @@ impl PassProgress {
     }
 
     fn record(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *self.0.lock() = Instant::now();
     }
 
     fn last(&self) -> Instant {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.lock()
     }
 
     /// Waits for `head`. Returns `None` if there was no progress for `limit`.

@@ -5,10 +5,10 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use http::HeaderName;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// The addresses that were logged recently.
@@ -25,7 +25,7 @@ impl UntrustedHops {
     }
 
     fn is_due(&self, peer: IpAddr, now: Instant) -> bool {
-        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = self.0.lock();
         if logged.get(&peer).is_some_and(|at| now < *at + QUIET_FOR) {
             return false;
         }
@@ -67,6 +67,6 @@ mod tests {
         let lines = (0..10_000).filter(|at| hops.is_due(address(*at), start)).count();
         assert_eq!(lines, ADDRESSES_MAX);
         assert!(hops.is_due(address(20_000), start + QUIET_FOR), "after a minute there is room again");
-        assert!(hops.0.lock().unwrap().len() <= ADDRESSES_MAX);
+        assert!(hops.0.lock().len() <= ADDRESSES_MAX);
     }
 }

@@ -7,11 +7,12 @@
 //! Guarded requests are never upgraded, and an upgrade to another version of HTTP is never forwarded: the tunnel would
 //! carry requests that no guard has seen.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version, header};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 
 use super::connections::Connection;
 use super::pass_slots::PassSlot;
@@ -28,11 +29,11 @@ pub(crate) struct TunnelSlot(Mutex<Option<Tunnel>>);
 impl TunnelSlot {
     /// Takes the tunnel out of the slot. There is one if the connection has been upgraded.
     pub(crate) fn take(&self) -> Option<Tunnel> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.lock().take()
     }
 
     fn put(&self, tunnel: Tunnel) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(tunnel);
+        *self.0.lock() = Some(tunnel);
     }
 }
 

@@ -33,36 +33,9 @@ pub(crate) enum ReserveOutcome {
     Unavailable,
 }
 
-impl ReserveOutcome {
-    /// All results, in the order of their declaration.
-    const ALL: [ReserveOutcome; 8] = [
-        ReserveOutcome::Created,
-        ReserveOutcome::Replay,
-        ReserveOutcome::InProgress,
-        ReserveOutcome::KeyMisuse,
-        ReserveOutcome::FailedRetry,
-        ReserveOutcome::Unknown,
-        ReserveOutcome::Gone,
-        ReserveOutcome::Unavailable,
-    ];
-
-    fn metric(self) -> &'static str {
-        match self {
-            ReserveOutcome::Created => RESERVE_CREATED,
-            ReserveOutcome::Replay => RESERVE_REPLAY,
-            ReserveOutcome::InProgress => RESERVE_IN_PROGRESS,
-            ReserveOutcome::KeyMisuse => RESERVE_KEY_MISUSE,
-            ReserveOutcome::FailedRetry => RESERVE_FAILED_RETRY,
-            ReserveOutcome::Unknown => RESERVE_UNKNOWN,
-            ReserveOutcome::Gone => RESERVE_GONE,
-            ReserveOutcome::Unavailable => RESERVE_UNAVAILABLE,
-        }
-    }
-}
-
 /// The reserve counters of one route. Every request increments one of them, so their names and labels are built once.
 #[derive(Clone, Debug)]
-pub(crate) struct RouteCounters(Arc<[Key; ReserveOutcome::ALL.len()]>);
+pub(crate) struct RouteCounters(Arc<[Key; RESERVE_METRICS.len()]>);
 
 impl RouteCounters {
     /// Builds the counters of a route.
@@ -71,9 +44,7 @@ impl RouteCounters {
             let route = SharedString::from_shared(route.clone());
             vec![Label::new("route", route), Label::new("profile", profile_name(profile))]
         };
-        RouteCounters(Arc::new(
-            ReserveOutcome::ALL.map(|outcome| Key::from_parts(outcome.metric(), labels())),
-        ))
+        RouteCounters(Arc::new(RESERVE_METRICS.map(|name| Key::from_parts(name, labels()))))
     }
 
     /// Counts a request of this route.
@@ -87,9 +58,9 @@ impl RouteCounters {
 /// appears as 1.
 pub(crate) fn init_reserve_counters<'a>(routes: impl Iterator<Item = (&'a Arc<str>, Profile)>) {
     for (route, profile) in routes {
-        for outcome in ReserveOutcome::ALL {
+        for name in RESERVE_METRICS {
             let route = SharedString::from_shared(route.clone());
-            counter!(outcome.metric(), "route" => route, "profile" => profile_name(profile)).increment(0);
+            counter!(name, "route" => route, "profile" => profile_name(profile)).increment(0);
         }
     }
     for name in [STORE_ERRORS, ZOMBIE_KEYS, RETENTION_PRUNED, NOT_STORED, LATE_ANSWERS] {
@@ -128,3 +99,15 @@ pub(crate) fn profile_name(profile: Profile) -> &'static str {
         Profile::Repeatability => "repeatability",
     }
 }
+
+/// The counters of [`ReserveOutcome`], in the order of its variants.
+const RESERVE_METRICS: [&str; 8] = [
+    RESERVE_CREATED,
+    RESERVE_REPLAY,
+    RESERVE_IN_PROGRESS,
+    RESERVE_KEY_MISUSE,
+    RESERVE_FAILED_RETRY,
+    RESERVE_UNKNOWN,
+    RESERVE_GONE,
+    RESERVE_UNAVAILABLE,
+];

@@ -4,7 +4,7 @@
 //! it in a transaction, what that stored is the response; otherwise the handler's response ends it.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::Extensions;
@@ -12,6 +12,7 @@ use ibid_core::key::Key;
 use ibid_core::machine::BeginRequest;
 use ibid_core::scope::Tenant;
 use ibid_core::sql::Database;
+use parking_lot::Mutex;
 
 use crate::attempt::Attempt;
 use crate::ibid::Ibid;
@@ -73,11 +74,11 @@ impl AttemptSlot {
     }
 
     pub(super) fn take(&self) -> Option<Attempt> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.lock().take()
     }
 
     fn put(&self, attempt: Attempt) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(attempt);
+        *self.0.lock() = Some(attempt);
     }
 }
 
@@ -172,7 +173,7 @@ impl UnreservedRequest {
     }
 
     pub(super) fn outcome(&self) -> Option<HandlerOutcome> {
-        self.outcome.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.outcome.lock().clone()
     }
 }
 
@@ -183,7 +184,7 @@ impl std::fmt::Debug for UnreservedRequest {
 }
 
 fn set(cell: &Mutex<Option<HandlerOutcome>>, outcome: HandlerOutcome) {
-    *cell.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+    *cell.lock() = Some(outcome);
 }
 
 const UNTIL_DROPPED: &str = "the attempt is given back only when dropped";

@@ -19,6 +19,7 @@ use http_body::Body;
 use ibid_core::policy::{BindRule, Policy, Profile};
 use ibid_core::refusal::Refusal;
 use ibid_core::scope::Operation;
+use ibid_core::store::Tiers;
 use tower_layer::Layer;
 use tower_service::Service;
 use tracing::Instrument;
@@ -127,10 +128,14 @@ impl IdempotencyLayer {
     ///
     /// # Panics
     ///
-    /// Panics if `ibid` was started with an identity that is not the routes' own: give [`Routes::identity`] to `Ibid::start`.
+    /// Panics if `ibid` was started with an identity that is not the routes' own (give [`Routes::identity`] to `Ibid::start`),
+    /// or if a route needs what the store lacks ([`Routes::check_store`]).
     pub fn with_routes(ibid: Ibid, tenants: TenantSource, routes: Routes) -> IdempotencyLayer {
         let previous = PreviousRoutes::new(ibid.previous_identities());
         assert_identity(&ibid, &routes);
+        if let Err(error) = routes.check_store(Tiers::of(&**ibid.store())) {
+            panic!("{error}");
+        }
         counters::init_reserve_counters(routes.guarded_patterns());
         routes.with_optional_keys().for_each(|route| counters::without_key(route, 0));
         IdempotencyLayer {
@@ -160,9 +165,14 @@ impl IdempotencyLayer {
     ///
     /// # Errors
     ///
-    /// Fails if a hook names a route that does not exist, or effects while the store has no outbox.
+    /// Fails if a hook names a route that does not exist, if the store keeps no evidence, or if a hook is about effects while
+    /// the store has no outbox.
     pub fn hooks(self, hooks: Vec<Hook>) -> Result<IdempotencyLayer, HookError> {
         let hooks = Hooks::new(hooks, &self.shared.routes)?;
+        if let Some(name) = hooks.any().filter(|_| self.shared.ibid.store().evidence().is_none()) {
+            let problem = "needs a store that keeps webhook evidence";
+            return Err(HookError { hook: name.to_owned(), problem });
+        }
         if let Some(name) = hooks.of_effects().filter(|_| self.shared.ibid.store().sql().is_none()) {
             let problem = "speaks of effects, and the store has no outbox";
             return Err(HookError { hook: name.to_owned(), problem });

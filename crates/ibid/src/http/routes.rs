@@ -9,6 +9,7 @@ use http::Method;
 use ibid_core::path;
 use ibid_core::policy::{KeyRule, PathRule, Policy, PolicyError, Profile};
 use ibid_core::refusal::Refusal;
+use ibid_core::store::Tiers;
 
 use super::counters::RouteCounters;
 
@@ -106,6 +107,14 @@ pub enum RoutesError {
     /// The rule names a method that is never guarded: GET, HEAD, OPTIONS, TRACE, QUERY or CONNECT.
     #[error("{0} is never guarded")]
     Method(Method),
+    /// The route needs what the store lacks.
+    #[error("the route `{pattern}` {problem}")]
+    Store {
+        /// The pattern of the route.
+        pattern: String,
+        /// The problem, as a phrase that follows the route.
+        problem: &'static str,
+    },
 }
 
 impl Default for Routes {
@@ -116,6 +125,26 @@ impl Default for Routes {
 }
 
 impl Routes {
+    /// Compares what the routes need with what a store can do.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a route accepts requests to run later, or resumes them, on a store that keeps no requests.
+    pub fn check_store(&self, tiers: Tiers) -> Result<(), RoutesError> {
+        let in_handler = |rule: &&Rule| rule.policy.is_some() && rule.reserved_by == ReservedBy::Handler;
+        if let Some(rule) = self.rules().find(in_handler).filter(|_| !tiers.sql) {
+            let problem = "reserves keys in the handler's transaction, and the store is no SQL database";
+            return Err(RoutesError::Store { pattern: rule.pattern.clone(), problem });
+        }
+        let rules = self.rules().filter_map(|rule| Some((rule.pattern.as_str(), rule.policy.as_ref()?)));
+        for (pattern, policy) in rules.chain([("*", self.defaults())]) {
+            if let Some(problem) = tiers.refusal(policy) {
+                return Err(RoutesError::Store { pattern: pattern.to_owned(), problem });
+            }
+        }
+        Ok(())
+    }
+
     /// Guards by `rules` what they cover, and everything else that is guarded by default under `defaults`.
     ///
     /// # Errors

@@ -30,26 +30,19 @@ impl UnreservedRequest {
     {
         let mut runs = RunLimit::new();
         loop {
-            match self.transact_once(database, &mut work).await {
+            let run = async {
+                let inside = match self.begin(database).await {
+                    Ok(inside) => *inside,
+                    Err(ReserveError::Answered) => return Ok(TxResponse::known_to_layer()),
+                    Err(ReserveError::Failed(error)) => return Err(error),
+                };
+                let (inside, completion) = inside.run(&mut work, TxError::from).await?;
+                inside.complete(completion.into()).await
+            };
+            match run.await {
                 Err(error) => runs.pause_after(error).await?,
                 done => return done,
             }
         }
-    }
-
-    async fn transact_once<D, R, W, F>(&self, database: &D, work: &mut W) -> TxResult
-    where
-        D: Database,
-        R: Into<Completion>,
-        W: FnMut(TxHandle<D::Tx>) -> F,
-        F: Future<Output = Result<R, TxError>>,
-    {
-        let inside = match self.begin(database).await {
-            Ok(inside) => *inside,
-            Err(ReserveError::Answered) => return Ok(TxResponse::known_to_layer()),
-            Err(ReserveError::Failed(error)) => return Err(error),
-        };
-        let (inside, completion) = inside.run(work, TxError::from).await?;
-        inside.complete(completion.into()).await
     }
 }

@@ -4,12 +4,13 @@
 //! the first such request of each route is logged, with the source of the key and never with the key.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use http::{HeaderMap, Request, header};
 use ibid_core::fingerprint::RequestView;
 use ibid_core::key_source::KeySource;
 use ibid_core::policy::Policy;
+use parking_lot::Mutex;
 
 use super::routes::Route;
 
@@ -33,7 +34,7 @@ pub struct WithoutKey {
 impl WithoutKey {
     /// Returns whether no request of this route has been reported so far.
     pub fn is_open(&self) -> bool {
-        !self.reported.lock().contains(&self.route)
+        !self.reported.0.lock().contains(&self.route)
     }
 
     /// Looks for a key in the whole body, and logs its source if there is one.
@@ -47,7 +48,7 @@ impl WithoutKey {
 
 /// Looks for a key in the head of a request that passes unguarded, and lets the next service look into the body.
 pub(super) fn notice<B>(reported: &Arc<KeysElsewhere>, route: &Route, request: &mut Request<B>) {
-    if reported.lock().contains(&route.pattern) {
+    if reported.0.lock().contains(&route.pattern) {
         return;
     }
     let sent = KeylessRequest { headers: request.headers(), body: b"" };
@@ -66,17 +67,13 @@ pub(super) fn notice<B>(reported: &Arc<KeysElsewhere>, route: &Route, request: &
 
 impl KeysElsewhere {
     fn report(&self, route: &Arc<str>, source: &KeySource) {
-        if self.lock().insert(route.clone()) {
+        if self.0.lock().insert(route.clone()) {
             tracing::warn!(
                 %route,
                 place = %source,
                 "a request without a key passed unguarded, and has one in another place: see `key_from`"
             );
         }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashSet<Arc<str>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::runs::Runs;
+use super::run_times::RunTimes;
 
 /// What a store was found to be.
 #[derive(Clone, Debug)]
@@ -36,7 +36,7 @@ pub struct Checkup {
     /// What waits for a person; none if the tables can't be read or counting took too long.
     pub open_cases: Option<OpenCases>,
     /// How long runs took lately, by policy; none if the tables can't be read or looking took too long.
-    pub runs: Option<Vec<Runs>>,
+    pub runs: Option<Vec<RunTimes>>,
 }
 
 /// ibid's tables in a store.

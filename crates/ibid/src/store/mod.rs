@@ -12,6 +12,6 @@ pub mod postgres;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub mod read_only_query;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub mod runs;
+pub mod run_times;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;

@@ -110,23 +110,16 @@ impl Attempt {
     {
         let mut runs = RunLimit::new();
         loop {
-            match self.transact_once(database, &mut work).await {
+            let run = async {
+                let inside = self.inside_owned(database.begin().await?).await?;
+                let (inside, completion) = inside.run(&mut work, TxError::from).await?;
+                inside.held_by(self).complete(completion.into()).await
+            };
+            match run.await {
                 Err(error) => runs.pause_after(error).await?,
                 done => return done,
             }
         }
-    }
-
-    async fn transact_once<D, R, W, F>(&mut self, database: &D, work: &mut W) -> TxResult
-    where
-        D: Database,
-        R: Into<Completion>,
-        W: FnMut(TxHandle<D::Tx>) -> F,
-        F: Future<Output = Result<R, TxError>>,
-    {
-        let inside = self.inside_owned(database.begin().await?).await?;
-        let (inside, completion) = inside.run(work, TxError::from).await?;
-        inside.held_by(self).complete(completion.into()).await
     }
 }
 

@@ -1,7 +1,14 @@
 //! The engine on the memory store: leases, batches, the cache and the chores, without HTTP.
 
+mod attempt_slots;
+mod background;
 mod backpressure;
+mod chores;
+mod joined_begins;
+mod lost_replies;
+mod readiness;
 mod rejected_writes;
+mod renewals;
 mod waiting;
 
 use std::sync::Arc;
@@ -266,17 +273,6 @@ async fn a_cached_record_is_read_again_after_cache_ttl() {
     assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::Completed(_))));
     tokio::time::advance(Duration::from_millis(1)).await;
     assert!(world.ibid.begin(world.ask("k")).await.is_err(), "the store is asked, and it is down");
-}
-
-#[tokio::test]
-async fn attempts_that_live_at_once_are_bounded() {
-    let world =
-        world_with(Policy::default(), Settings::default().with(|settings| settings.attempts_max = 2)).await;
-    let (first, second) = (world.run("a").await, world.run("b").await);
-    assert!(world.ibid.begin(world.ask("c")).await.is_err());
-    first.finish(created_response()).await;
-    world.run("c").await.finish(created_response()).await;
-    drop(second);
 }
 
 #[tokio::test]

@@ -48,3 +48,4 @@ mod sweeper;
     feature = "sea-orm"
 ))]
 mod transaction;
+mod unreadable_evidence;

@@ -45,9 +45,9 @@ impl TestDatabase {
         }
     }
 
-    /// Connects to the database. A node must have created the tables.
+    /// Connects to the database.
     pub(crate) async fn db(&self) -> Db {
-        Db::connect(&self.url()).await.expect("the database answers")
+        Db::open(&self.url()).await.expect("the database answers").1
     }
 }
 

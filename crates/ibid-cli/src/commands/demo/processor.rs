@@ -3,11 +3,12 @@
 
 use std::convert::Infallible;
 use std::future::pending;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
@@ -33,7 +34,7 @@ impl Charges {
         match (request.method(), request.uri().path()) {
             (&Method::POST, "/charges") => self.charge(request).await,
             (&Method::GET, "/charges") => {
-                let page = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+                let page = self.0.lock();
                 let (requests, charges) = &*page;
                 let key = request.uri().query().and_then(|query| query.strip_prefix("idempotency_key="));
                 match key.map(|key| charges.iter().find(|charge| charge["idempotencyKey"] == key)) {
@@ -59,7 +60,7 @@ impl Charges {
         let (Some(key), Some(mut charge @ Value::Object(_))) = (key, charge_request) else {
             return error_response(StatusCode::BAD_REQUEST, "needs a key and a JSON object");
         };
-        let mut page = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut page = self.0.lock();
         let (requests, charges) = &mut *page;
         *requests += 1;
         if let Some(made) = charges.iter().find(|made| made["idempotencyKey"] == key.as_str()) {

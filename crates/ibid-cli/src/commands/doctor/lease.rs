@@ -2,21 +2,21 @@
 
 use std::time::Duration;
 
-use ibid::store::runs::Runs;
+use ibid::store::run_times::RunTimes;
 
 use super::findings::{Finding, Grade, line};
 use crate::config::units::show_duration;
 
 /// Checks that every lease is long enough for the runs under it.
-pub(super) fn of(runs: Option<&[Runs]>) -> Finding {
+pub(super) fn of(runs: Option<&[RunTimes]>) -> Finding {
     let check = "lease";
     let Some(runs) = runs else {
         return line(check, Grade::Unseen, "not looked at", "the tables are not as they should be");
     };
-    let mut known: Vec<&Runs> = runs.iter().filter(|runs| runs.count >= RUNS_MIN).collect();
+    let mut known: Vec<&RunTimes> = runs.iter().filter(|runs| runs.count >= RUNS_MIN).collect();
     // The tightest lease first.
     known.sort_by(|a, b| ratio(b).total_cmp(&ratio(a)));
-    let tight: Vec<&Runs> = known.iter().copied().filter(|runs| runs.lease < runs.p99 * TIMES_MIN).collect();
+    let tight: Vec<&RunTimes> = known.iter().copied().filter(|runs| runs.lease < runs.p99 * TIMES_MIN).collect();
     match (&tight[..], known.first()) {
         ([], None) => {
             let found = format!("fewer than {RUNS_MIN} runs of any policy");
@@ -40,14 +40,14 @@ pub(super) fn of(runs: Option<&[Runs]>) -> Finding {
     }
 }
 
-fn describe(runs: &Runs) -> String {
-    let Runs { example, has_others, count, p99, lease } = runs;
+fn describe(runs: &RunTimes) -> String {
+    let RunTimes { example, has_others, count, p99, lease } = runs;
     let others = if *has_others { " and others" } else { "" };
     let lease = show_duration(*lease);
     format!("`{example}`{others}: lease {lease}, p99 {} ms of {count} runs", p99.as_millis())
 }
 
-fn ratio(runs: &Runs) -> f64 {
+fn ratio(runs: &RunTimes) -> f64 {
     runs.p99.as_secs_f64() / runs.lease.as_secs_f64().max(f64::MIN_POSITIVE)
 }
 
@@ -62,8 +62,8 @@ const RUNS_MIN: u64 = 20;
 mod tests {
     use super::*;
 
-    fn runs(count: u64, p99_ms: u64, lease_s: u64) -> Runs {
-        Runs {
+    fn runs(count: u64, p99_ms: u64, lease_s: u64) -> RunTimes {
+        RunTimes {
             example: format!("POST /{p99_ms}"),
             has_others: false,
             count,

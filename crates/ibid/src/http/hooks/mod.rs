@@ -84,6 +84,11 @@ impl Hooks {
         Ok(Hooks(Arc::new(entries)))
     }
 
+    /// Returns the name of one source, if there is any.
+    pub(super) fn any(&self) -> Option<&str> {
+        self.0.values().next().map(|entry| entry.hook.name.as_str())
+    }
+
     /// Returns the name of a source that reports on effects, if there is one.
     pub(super) fn of_effects(&self) -> Option<&str> {
         let is_of_effects =

@@ -12,7 +12,7 @@ use super::target::Target;
 use super::{PostgresOpenError, migrate, open};
 use crate::store::checkup::{Checkup, ClockGap, OpenCases, Pooler, Role, Schema, Setting, Standby, Standbys};
 use crate::store::clock::Clock;
-use crate::store::runs::{self, POLICIES_MAX, Runs, SAMPLE_MAX, Sampling};
+use crate::store::run_times::{POLICIES_MAX, RunRow, RunSampler, RunTimes, SAMPLE_MAX};
 
 /// Describes the server that answers.
 pub(super) async fn look(target: &Target) -> Result<Checkup, PostgresOpenError> {
@@ -144,21 +144,21 @@ async fn open_cases(connection: &Connection) -> Result<OpenCases, Error> {
 }
 
 /// Reads some thousand rows by the index that the reaper uses.
-async fn runs(connection: &Connection) -> Result<Vec<Runs>, Error> {
+async fn runs(connection: &Connection) -> Result<Vec<RunTimes>, Error> {
     let limit: [Param<'_>; 1] = [(&POLICIES_MAX, Type::INT8)];
     let policies = connection.query_once(include_str!("sql/policies.sql"), &limit).await?;
     let policies: Result<Vec<(i64, Vec<u8>)>, Error> =
         policies.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect();
-    let sampling = Sampling::of(policies?);
+    let sampling = RunSampler::of(policies?);
     let mut all = Vec::new();
-    for kept_for in sampling.kept_for() {
+    for kept_for in sampling.retentions() {
         let params: [Param<'_>; 2] = [(&kept_for, Type::INT8), (&SAMPLE_MAX, Type::INT8)];
         for row in connection.query_once(include_str!("sql/runs.sql"), &params).await? {
             // What does not fit a byte is no state and no flags that we know; the figures leave it out.
             let byte = |column: usize| {
                 row.try_get::<_, i16>(column).map(|code| u8::try_from(code).unwrap_or(u8::MAX))
             };
-            all.push(runs::Row {
+            all.push(RunRow {
                 policy: row.try_get(0)?,
                 state: byte(1)?,
                 flags: byte(2)?,

@@ -1,26 +1,26 @@
 //! Looks at a file and writes nothing, so that one which opening would refuse can still be described.
 
 use ibid_core::machine::EffectState;
-use ibid_core::record::{Flags, State};
+use ibid_core::record::State;
 use rusqlite::Connection;
 
 use super::open::{self, SqliteOpenError, named};
 use super::schema::{self, Layout};
-use super::{Place, reader};
+use super::{StoreFile, reader};
 use crate::store::checkup::{Checkup, OpenCases, Role, Schema, Setting};
-use crate::store::runs::{POLICIES_MAX, Row, Runs, SAMPLE_MAX, Sampling};
+use crate::store::run_times::{POLICIES_MAX, RunRow, RunSampler, RunTimes, SAMPLE_MAX};
 
-/// Describes the file at `place`.
-pub(super) fn look(place: &Place) -> Result<Checkup, SqliteOpenError> {
-    let path = &place.path;
+/// Describes the file at `file`.
+pub(super) fn look(file: &StoreFile) -> Result<Checkup, SqliteOpenError> {
+    let path = &file.path;
     if matches!(path.try_exists(), Ok(false)) {
         return Err(SqliteOpenError::Missing { path: path.clone() });
     }
     let failed = |error| named(path, error);
-    let connection = open::connect(place).map_err(failed)?;
-    let schema = schema(place, &connection)?;
+    let connection = open::connect(file).map_err(failed)?;
+    let schema = schema(file, &connection)?;
     let is_current = schema == Schema::Step { found: schema::KNOWN, known: schema::KNOWN };
-    open::settings(place, &connection).map_err(failed)?;
+    open::settings(file, &connection).map_err(failed)?;
     let read_only = connection.is_readonly("main").map_err(failed)?;
     let (needed, needs) = open::SQLITE_MIN;
     let kept = |name| match is_current {
@@ -40,15 +40,14 @@ pub(super) fn look(place: &Place) -> Result<Checkup, SqliteOpenError> {
         has_secret: kept("secret")?.is_some(),
         identity: kept("identity")?,
         open_cases: is_current.then(|| open_cases(&connection)).transpose().map_err(failed)?,
-        runs: is_current.then(|| runs(place, &connection)).transpose().map_err(failed)?,
+        runs: is_current.then(|| run_times(&connection)).transpose().map_err(failed)?,
     })
 }
 
-fn schema(place: &Place, connection: &Connection) -> Result<Schema, SqliteOpenError> {
+fn schema(file: &StoreFile, connection: &Connection) -> Result<Schema, SqliteOpenError> {
     let known = schema::KNOWN;
-    match schema::look(place, connection) {
+    match schema::look(file, connection) {
         Ok(Layout::Absent) | Err(SqliteOpenError::NoTables { .. }) => Ok(Schema::Absent),
-        Ok(Layout::Unprefixed) => Ok(Schema::Step { found: schema::UNPREFIXED, known }),
         Ok(Layout::Schema(found)) | Err(SqliteOpenError::FromTheFuture { found, .. }) => {
             Ok(Schema::Step { found, known })
         }
@@ -72,14 +71,15 @@ fn durability(connection: &Connection) -> rusqlite::Result<Vec<Setting>> {
 
 fn open_cases(connection: &Connection) -> rusqlite::Result<OpenCases> {
     let mut cases = OpenCases::default();
-    let mut count = connection.prepare(include_str!("sql/count.sql"))?;
-    let mut rows = count.query([Flags::DEAD_LETTER])?;
+    let mut open = connection.prepare(include_str!("sql/count_open.sql"))?;
+    let mut rows = open.query([])?;
     while let Some(row) = rows.next()? {
         if row.get::<_, u8>(0)? == State::Unknown.code() {
             cases.unknown = row.get::<_, i64>(1)?.cast_unsigned();
         }
-        cases.dead_letters += row.get::<_, i64>(2)?.cast_unsigned();
     }
+    let letters = include_str!("sql/count_dead_letters.sql");
+    cases.dead_letters = connection.query_row(letters, [], |row| row.get::<_, i64>(0))?.cast_unsigned();
     let states = [EffectState::Unknown.code(), EffectState::Dead.code()];
     let effects = connection.query_row(include_str!("sql/effects.sql"), states, |row| {
         Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get::<_, i64>(1)?.cast_unsigned()))
@@ -88,29 +88,24 @@ fn open_cases(connection: &Connection) -> rusqlite::Result<OpenCases> {
     Ok(cases)
 }
 
-fn runs(place: &Place, connection: &Connection) -> rusqlite::Result<Vec<Runs>> {
+fn run_times(connection: &Connection) -> rusqlite::Result<Vec<RunTimes>> {
     let mut policies = connection.prepare(include_str!("sql/policies.sql"))?;
     let policies = policies.query_map([POLICIES_MAX], |row| Ok((row.get(0)?, row.get(1)?)))?;
-    let sampling = Sampling::of(policies.collect::<rusqlite::Result<Vec<_>>>()?);
-    let mut last = connection.prepare(include_str!("sql/runs.sql"))?;
-    let mut all = Vec::new();
-    for kept_for in sampling.kept_for() {
-        let until = place.now().as_micros().saturating_add(kept_for);
-        let rows = last.query_map([until, SAMPLE_MAX], |row| {
-            Ok(Row {
-                policy: row.get(0)?,
-                state: row.get(1)?,
-                flags: row.get(2)?,
-                ran_at: row.get(3)?,
-                completed_at: row.get(4)?,
-                method: row.get(5)?,
-                path: row.get(6)?,
-                note: row.get(7)?,
-            })
-        })?;
-        all.extend(rows.collect::<rusqlite::Result<Vec<_>>>()?);
-    }
-    Ok(sampling.figures(all))
+    let sampler = RunSampler::of(policies.collect::<rusqlite::Result<Vec<_>>>()?);
+    let mut last = connection.prepare(include_str!("sql/last_runs.sql"))?;
+    let rows = last.query_map([SAMPLE_MAX], |row| {
+        Ok(RunRow {
+            policy: row.get(0)?,
+            state: row.get(1)?,
+            flags: row.get(2)?,
+            ran_at: row.get(3)?,
+            completed_at: row.get(4)?,
+            method: row.get(5)?,
+            path: row.get(6)?,
+            note: row.get(7)?,
+        })
+    })?;
+    Ok(sampler.figures(rows.collect::<rusqlite::Result<_>>()?))
 }
 
 /// What SQLite calls FULL.

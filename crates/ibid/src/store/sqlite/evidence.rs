@@ -1,4 +1,4 @@
-//! What was heard from outside, in its own table. The order of columns is that of the `evidence_….sql` that select.
+//! Evidence from outside, in its own table. The order of columns is that of the `evidence_….sql` that select.
 
 use std::time::Duration;
 
@@ -6,17 +6,14 @@ use ibid_core::evidence::{
     self, EventName, Evidence, EvidenceQuery, EvidenceStore, StoredEvidence, USED_KEPT_FOR,
 };
 use ibid_core::record::Nonce;
+use ibid_core::row::{UnreadableRow, bits};
 use ibid_core::scope::RecordId;
-use ibid_core::store::{BoxFuture, StoreError};
+use ibid_core::store::{BoxFuture, Cursor, Page, StoreError};
 use ibid_core::time::Timestamp;
 use rusqlite::{Connection, Row, params};
 
-use super::failure::store_error;
-use super::queue::Lane;
-use super::reader::Ask;
-use super::row::{bits, unreadable};
-use super::writer::Job;
-use super::{KIND, SqliteStore};
+use super::row::unreadable;
+use super::{NAME, SqliteStore};
 
 impl EvidenceStore for SqliteStore {
     fn insert_evidence(
@@ -24,53 +21,40 @@ impl EvidenceStore for SqliteStore {
         evidence: Evidence,
         keep_for: Duration,
     ) -> BoxFuture<'_, Result<(StoredEvidence, bool), StoreError>> {
-        const OP: &str = "keep evidence";
+        const OP: &str = "store evidence";
         Box::pin(async move {
             let Some(found) = evidence::encode_evidence(&evidence) else {
-                return Err(StoreError::lasting(KIND, OP, "it says nothing").unwritten());
+                return Err(StoreError::lasting(NAME, OP, "it says nothing").unwritten());
             };
-            self.transact(OP, move |connection, now| add(connection, &evidence, &found, keep_for, now)).await
+            let add = move |connection: &Connection, now| add(connection, &evidence, &found, keep_for, now);
+            self.write_chore(OP, true, add).await
         })
     }
 
     fn open_evidence(
         &self,
         which: EvidenceQuery,
+        after: Option<Cursor>,
         limit: u32,
-    ) -> BoxFuture<'_, Result<Vec<StoredEvidence>, StoreError>> {
-        Box::pin(self.ask("find evidence", move |reply| Ask::Evidence { which, limit, reply }))
+    ) -> BoxFuture<'_, Result<Page<StoredEvidence>, StoreError>> {
+        let after = after.as_ref().and_then(Cursor::as_i64).unwrap_or(0);
+        Box::pin(self.read("find evidence", move |view| open(view.connection, which, after, limit)))
     }
 
-    fn dismiss_evidence(&self, seqs: Vec<i64>) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(self.transact("dismiss evidence", move |connection, _| {
+    fn dismiss_evidence(&self, names: Vec<EventName>) -> BoxFuture<'_, Result<(), StoreError>> {
+        let dismiss = move |connection: &Connection, _| {
             let mut dismiss = connection.prepare_cached(include_str!("sql/evidence_dismiss.sql"))?;
-            seqs.iter().try_for_each(|seq| dismiss.execute([seq]).map(drop))
-        }))
+            names.iter().try_for_each(|name| dismiss.execute([&name.source, &name.event]).map(drop))
+        };
+        Box::pin(self.write_chore("dismiss evidence", true, dismiss))
     }
 
     fn purge_evidence(&self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
-        Box::pin(self.transact("purge evidence", move |connection, now| {
+        let purge = move |connection: &Connection, now: Timestamp| {
             let mut purge = connection.prepare_cached(include_str!("sql/evidence_purge.sql"))?;
-            purge.execute(params![now.as_micros(), limit]).map(|gone| gone as u64)
-        }))
-    }
-}
-
-impl SqliteStore {
-    /// Does some work in a transaction of its own on the writer.
-    async fn transact<T: Send + 'static>(
-        &self,
-        op: &'static str,
-        work: impl FnOnce(&Connection, Timestamp) -> rusqlite::Result<T> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        self.write(op, Lane::Usual, |reply| {
-            Job::Run(Box::new(move |writer| {
-                let done = writer.transact(|connection, _, now| Ok(work(connection, now)?));
-                // Whoever left no longer needs to know.
-                let _ = reply.send(done.map_err(|stumble| store_error(op, stumble.error)));
-            }))
-        })
-        .await?
+            purge.execute(params![now.as_micros(), limit]).map(|removed| removed as u64)
+        };
+        Box::pin(self.write_chore("purge evidence", false, purge))
     }
 }
 
@@ -93,39 +77,42 @@ fn add(
         found,
     ])?;
     let mut find = connection.prepare_cached(include_str!("sql/evidence_find.sql"))?;
-    Ok((find.query_row(params![source, event], kept)?, added > 0))
+    Ok((find.query_row(params![source, event], stored)?, added > 0))
 }
 
-/// Open evidence, for a reader.
-pub(super) fn open(
+/// Returns one page of open evidence.
+fn open(
     connection: &Connection,
     which: EvidenceQuery,
+    after: i64,
     limit: u32,
-) -> rusqlite::Result<Vec<StoredEvidence>> {
-    match which {
+) -> rusqlite::Result<Page<StoredEvidence>> {
+    let numbered = |row: &Row<'_>| Ok((row.get::<_, i64>(0)?, stored(row)?));
+    let found: Vec<(i64, StoredEvidence)> = match which {
         EvidenceQuery::Of(id) => {
             let mut find = connection.prepare_cached(include_str!("sql/evidence_of.sql"))?;
-            find.query_map(params![id.as_bytes(), limit], kept)?.collect()
+            find.query_map(params![id.as_bytes(), after, limit], numbered)?.collect::<rusqlite::Result<_>>()?
         }
-        EvidenceQuery::After(seq) => {
-            let mut find = connection.prepare_cached(include_str!("sql/evidence_after.sql"))?;
-            find.query_map(params![seq, limit], kept)?.collect()
+        EvidenceQuery::All => {
+            let mut find = connection.prepare_cached(include_str!("sql/evidence_open.sql"))?;
+            find.query_map(params![after, limit], numbered)?.collect::<rusqlite::Result<_>>()?
         }
-    }
+    };
+    let page = Page::new(found, limit, |(number, _)| Cursor::of_i64(*number));
+    Ok(Page { items: page.items.into_iter().map(|(_, evidence)| evidence).collect(), next: page.next })
 }
 
-/// Marks evidence as used, inside the transaction of the Change that it led to.
+/// Marks evidence as used, inside the transaction of the change that it led to.
 pub(super) fn mark_used(connection: &Connection, name: &EventName, now: Timestamp) -> rusqlite::Result<()> {
     let mut mark = connection.prepare_cached(include_str!("sql/evidence_use.sql"))?;
     mark.execute(params![name.source, name.event, now.after(USED_KEPT_FOR).as_micros()]).map(drop)
 }
 
-fn kept(row: &Row<'_>) -> rusqlite::Result<StoredEvidence> {
+fn stored(row: &Row<'_>) -> rusqlite::Result<StoredEvidence> {
     let id = RecordId::from_bytes(row.get(3)?);
-    let said = row.get_ref(7)?.as_blob().ok().and_then(|bytes| evidence::decode_evidence(id, bytes));
-    let (about, what) = said.ok_or_else(|| unreadable(7, "not evidence"))?;
+    let outcome = row.get_ref(7)?.as_blob().ok().and_then(|bytes| evidence::decode_evidence(id, bytes));
+    let (about, what) = outcome.ok_or_else(|| unreadable(UnreadableRow("not evidence")))?;
     Ok(StoredEvidence {
-        seq: row.get(0)?,
         evidence: Evidence {
             name: EventName { source: row.get(1)?, event: row.get(2)? },
             about,

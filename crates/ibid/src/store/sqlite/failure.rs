@@ -1,22 +1,22 @@
-//! What an error of SQLite means to whoever must act on it. The only place that reads result codes.
+//! The meaning of SQLite's errors. The only place that reads result codes.
 
 use ibid_core::store::StoreError;
 use rusqlite::{Error, ErrorCode};
 
-use super::KIND;
+use super::NAME;
 
-/// How far a failure reaches.
+/// The extent of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reach {
-    /// What was written itself: it alone can't be stored, and others may.
+    /// One change or row: it can't be stored or read, and others can.
     One,
     /// The disk, a lock or memory: everything fails now, and may not in a moment.
     Moment,
-    /// The file: everything fails until a person has looked.
+    /// The file: everything fails until an operator has looked.
     Lasting,
 }
 
-/// How far `error` reaches.
+/// Returns how far `error` reaches.
 pub(super) fn reach(error: &Error) -> Reach {
     match code(error) {
         Some(ErrorCode::TooBig | ErrorCode::ConstraintViolation | ErrorCode::TypeMismatch) => Reach::One,
@@ -31,7 +31,7 @@ pub(super) fn reach(error: &Error) -> Reach {
             | ErrorCode::FileLockingProtocolFailed
             // A file system that was remounted read-only comes back as it went.
             | ErrorCode::ReadOnly
-            // Another process upgraded the schema; the statement is prepared anew on the next call.
+            // Another process upgraded the schema; the statement is prepared again on the next call.
             | ErrorCode::SchemaChanged,
         ) => Reach::Moment,
         Some(_) => Reach::Lasting,
@@ -40,10 +40,10 @@ pub(super) fn reach(error: &Error) -> Reach {
     }
 }
 
-/// Whether the connection should be opened anew after `error`.
+/// Returns whether the connection should be opened again after `error`.
 ///
-/// A lock that somebody else holds says nothing about our connection; after anything else it may be in a state that
-/// only a new one is surely not in.
+/// A lock that another connection holds says nothing about ours; after anything else ours may be in a state that only a
+/// new one is surely not in.
 pub(super) fn spoils_connection(error: &Error) -> bool {
     match reach(error) {
         Reach::One => false,
@@ -55,16 +55,16 @@ pub(super) fn spoils_connection(error: &Error) -> bool {
     }
 }
 
-/// The error as the caller of a store sees it.
+/// Converts an error to the one that the caller of a store gets.
 pub(super) fn store_error(op: &'static str, error: Error) -> StoreError {
     match reach(&error) {
-        Reach::Moment => StoreError::transient(KIND, op, error),
-        Reach::One | Reach::Lasting => StoreError::lasting(KIND, op, error),
+        Reach::Moment => StoreError::transient(NAME, op, error),
+        Reach::One | Reach::Lasting => StoreError::lasting(NAME, op, error),
     }
 }
 
-/// Whether a COMMIT that failed so surely came to nothing: it was refused before it wrote. Anything else is a lost reply,
-/// for what was written before the disk failed may be found again by whoever opens the file next.
+/// Returns whether a COMMIT that failed with `error` surely wrote nothing: it was refused before it wrote. Anything else is
+/// a lost reply, because frames that were written before the disk failed may be found when the file is opened next.
 pub(super) fn refused_commit(error: &Error) -> bool {
     matches!(
         code(error),

@@ -1,39 +1,47 @@
 //! Records in one SQLite file: the embedded store.
 //!
-//! One thread owns the only connection that writes and commits whatever waits for it together, so that many
-//! requests share one flush. A few threads read. The async side only queues a job and waits for its reply; it never
-//! touches a connection. Several processes may share the file.
+//! One thread owns the only connection that writes, and commits whatever waits for it together, so that many requests
+//! share one flush. A few threads read. The async side only queues a job and waits for its reply; it never touches a
+//! connection. Several processes may share the file.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use ibid_core::change::{Change, Commit, History, StoredRecord};
-use ibid_core::fingerprint::SecretId;
-use ibid_core::reap::{ReapCount, ReapStep, ReapTarget};
+use ibid_core::change::{Change, Commit, StoredRecord};
+use ibid_core::evidence::EvidenceStore;
+use ibid_core::reap::{ReapStep, ReapTarget};
 use ibid_core::record::{Nonce, State, Version};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{
-    BoxFuture, Browse, RecordCounts, RecordFilter, RenewOutcome, SetOutcome, SqlStore, Store, StoreError,
+    BodyStore, BoxFuture, BrowseStore, Cursor, Durability, Page, RenewOutcome, SetOutcome, SqlStore, Store,
+    StoreClock, StoreError, StoreFacts,
 };
 use ibid_core::time::Timestamp;
+use rusqlite::{Connection, params};
 use tokio::sync::oneshot;
 
-use self::queue::{Lane, Queue, Serving};
-use self::reader::Ask;
-use self::sql_side::OnDisk;
-use self::writer::Job;
+use self::chore::ChoreJob;
+use self::queue::{CommitJob, Job, Queue, Refused, RenewJob, Serving};
+use self::reader::{Answering, Questions, Reader};
+use self::sql_side::PolicyNumbers;
+use self::writer::CommitCounters;
 use super::checkup::Checkup;
 use super::clock::Clock;
 use super::read_only_query::{ReadOnlyQueryError, RowCallback};
 
 mod batch;
+mod browse;
 mod checkup;
+mod chore;
 mod evidence;
 mod failure;
 mod open;
+mod order;
+mod policies;
 mod queue;
 mod read_only_query;
 mod reader;
@@ -61,12 +69,12 @@ pub use rusqlite;
 /// application's.
 ///
 /// The application writes either by [`SqliteStore::run`] or on connections of its own. On those it begins with
-/// `BEGIN IMMEDIATE`, because a transaction that reads first and then writes fails whenever somebody else wrote in
+/// `BEGIN IMMEDIATE`, because a transaction that reads first and then writes fails whenever another connection wrote in
 /// between; it sets a busy timeout and keeps transactions short, because the store waits for them.
 ///
 /// A row may refer to a record: `record blob references ibid_record(id) on delete set null`, with an index on that
 /// column. When the record goes, the reference is cleared and the row stays. A reference that forbids the removal keeps
-/// the record for as long as the row is there; a deferred one must not, for it makes every purge fail.
+/// the record for as long as the row is there; a deferred one must not, because it makes every purge fail.
 ///
 /// ```
 /// use ibid::store::sqlite::{SqliteOptions, SqliteStore};
@@ -78,12 +86,28 @@ pub use rusqlite;
 /// ```
 #[derive(Debug)]
 pub struct SqliteStore {
-    jobs: Arc<Queue<Job>>,
-    asks: Arc<Queue<Ask>>,
+    jobs: Arc<Queue>,
+    /// Questions of replays and upkeep.
+    questions: Arc<Questions>,
+    /// Questions of operators.
+    browsing: Arc<Questions>,
     readers: Vec<JoinHandle<()>>,
     writer: Option<JoinHandle<()>>,
     clock: Clock,
-    on_disk: OnDisk,
+    counters: Arc<CommitCounters>,
+    policy_numbers: PolicyNumbers,
+}
+
+/// Numbers of commits since the store was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CommitCounts {
+    /// Transactions that were committed for changes, renewals and chores.
+    pub commits: u64,
+    /// Changes in them.
+    pub changes: u64,
+    /// Renewed leases in them.
+    pub renewals: u64,
 }
 
 /// How to open a [`SqliteStore`].
@@ -124,36 +148,53 @@ impl Default for SqliteOptions {
 }
 
 impl SqliteStore {
-    /// Opens the file, makes or upgrades its tables, and starts the store's threads. It blocks while it does so.
+    /// Opens the file, makes its tables if there are none, and starts the store's threads. It blocks while it does so.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file cannot be a store; [`SqliteOpenError`] says why. The file is then left as it is.
     pub fn open(path: &Path, options: SqliteOptions) -> Result<SqliteStore, SqliteOpenError> {
-        let place = Place::new(path, options)?;
-        let connection = open::prepare(&place)?;
+        let file = StoreFile::new(path, options)?;
+        let connection = open::prepare(&file)?;
         let mut store = SqliteStore {
             jobs: Queue::new(),
-            asks: Queue::new(),
+            questions: Questions::new(),
+            browsing: Questions::new(),
             readers: Vec::new(),
             writer: None,
-            clock: place.options.clock.clone(),
-            on_disk: OnDisk::default(),
+            clock: file.options.clock.clone(),
+            counters: Arc::default(),
+            policy_numbers: PolicyNumbers::default(),
         };
         // On an error the store is dropped, and with it the threads that did start.
-        let failed = |error| open::failed(&place.path, error);
-        store.writer = Some(writer::start(place.clone(), connection, store.jobs.clone()).map_err(failed)?);
-        let serving = Arc::new(Serving(store.asks.clone()));
-        for _ in 0..READERS {
-            store.readers.push(reader::start(place.clone(), serving.clone()).map_err(failed)?);
+        let failed = |error| open::failed(&file.path, error);
+        let serving = Serving(store.jobs.clone());
+        let writer = writer::start(file.clone(), connection, serving, store.counters.clone());
+        store.writer = Some(writer.map_err(failed)?);
+        for (questions, threads) in [(&store.questions, READERS), (&store.browsing, 1)] {
+            let answering = Arc::new(Answering(questions.clone()));
+            for _ in 0..threads {
+                store.readers.push(reader::start(file.clone(), answering.clone()).map_err(failed)?);
+            }
         }
         Ok(store)
     }
 
-    /// Looks at a file without opening a store on it: what would be refused is described. It makes nothing, and blocks
-    /// while it looks.
+    /// Describes a file without opening a store on it, even one that opening would refuse. It makes nothing, and blocks.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file is missing, not a database, or cannot be read.
     pub fn checkup(path: &Path, options: SqliteOptions) -> Result<Checkup, SqliteOpenError> {
-        checkup::look(&Place::new(path, SqliteOptions { create: false, ..options })?)
+        checkup::look(&StoreFile::new(path, SqliteOptions { create: false, ..options })?)
     }
 
-    /// Gives each row of one statement to `each`, as text; the names of the columns. It runs on a connection of its own
-    /// that can't write, and blocks.
+    /// Passes each row of one statement to `on_row`, as text, and returns the column names. It runs on a separate connection
+    /// that cannot write, and blocks.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file cannot be opened, or the statement is refused or fails.
     pub fn read_rows(
         path: &Path,
         options: SqliteOptions,
@@ -161,34 +202,86 @@ impl SqliteStore {
         on_row: RowCallback<'_>,
     ) -> Result<Vec<String>, ReadOnlyQueryError<SqliteOpenError>> {
         let options = SqliteOptions { create: false, ..options };
-        read_only_query::read(&Place::new(path, options).map_err(ReadOnlyQueryError::Open)?, sql, on_row)
+        read_only_query::read(&StoreFile::new(path, options).map_err(ReadOnlyQueryError::Open)?, sql, on_row)
+    }
+
+    /// Returns how many commits the store has made, and how much was in them.
+    pub fn commit_counts(&self) -> CommitCounts {
+        let CommitCounters { commits, changes, renewals } = &*self.counters;
+        let [commits, changes, renewals] =
+            [commits, changes, renewals].map(|count| count.load(Ordering::Relaxed));
+        CommitCounts { commits, changes, renewals }
     }
 
     /// Queues a job for the writer and waits for its reply.
     async fn write<T>(
         &self,
         op: &'static str,
-        lane: Lane,
-        job: impl FnOnce(oneshot::Sender<T>) -> Job,
+        job: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> Job,
     ) -> Result<T, StoreError> {
-        hand_in(&self.jobs, op, lane, job).await
+        let (reply, answer) = oneshot::channel();
+        let refused = |refused| StoreError::transient(NAME, op, refused).unwritten();
+        self.jobs.push(job(reply)).map_err(refused)?;
+        // Without a reply the thread is gone, perhaps after it wrote: a lost reply like any other.
+        answer.await.map_err(|_| StoreError::transient(NAME, op, Refused::Closed))?
     }
 
-    /// Queues a question for the readers and waits for its reply.
-    async fn ask<T>(
+    /// Does some work in the transaction of the next group of changes.
+    async fn write_chore<T: Send + 'static>(
         &self,
         op: &'static str,
-        ask: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> Ask,
+        must_last: bool,
+        work: impl FnOnce(&Connection, Timestamp) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
-        hand_in(&self.asks, op, Lane::Usual, ask).await?
+        let job = |reply| {
+            Job::Chore(Box::new(ChoreJob { must_last, work: Some(work), outcome: None, reply }))
+        };
+        self.write(op, job).await
+    }
+
+    /// Queues a question for the readers and waits for its answer.
+    async fn read<T: Send + 'static>(
+        &self,
+        op: &'static str,
+        look: impl FnOnce(&mut reader::View<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        ask(&self.questions, op, move |reader| reader.read(op, look)).await
+    }
+
+    /// Queues a question for the thread that answers operators.
+    async fn ask_browser<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut Reader) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        ask(&self.browsing, "browse", question).await
+    }
+
+    /// Orders all new rows, so that upkeep and lists find them. A failure is logged: rows that were ordered before are
+    /// still found.
+    async fn order_rows(&self) {
+        if matches!(self.read("order rows", |view| order::has_new_rows(view.connection)).await, Ok(false)) {
+            return;
+        }
+        loop {
+            let step = |connection: &Connection, _| order::order_rows(connection, order::ORDER_STEP);
+            match self.write_chore("order rows", false, step).await {
+                Ok(true) => return,
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "new records are not ordered yet");
+                    return;
+                }
+            }
+        }
     }
 }
 
 impl Drop for SqliteStore {
     fn drop(&mut self) {
-        // The writer goes last: whoever closes the file last moves the log into it and removes the log.
-        self.asks.close();
-        // A thread that panicked has nobody left to tell; here and below.
+        // The writer goes last: the connection that closes last moves the log into the file and removes the log.
+        self.questions.close();
+        self.browsing.close();
+        // A thread that panicked has no caller left; here and below.
         self.readers.drain(..).for_each(|reader| drop(reader.join()));
         self.jobs.close();
         // A closure may have held the store's last handle; then this is the writer itself, and it ends after this job.
@@ -199,69 +292,57 @@ impl Drop for SqliteStore {
 }
 
 impl Store for SqliteStore {
-    fn kind(&self) -> &'static str {
-        KIND
+    fn facts(&self) -> StoreFacts {
+        // All processes on the file are on one machine, and share its clock.
+        StoreFacts { name: NAME, clock: StoreClock::Shared, durability: Durability::Durable }
     }
 
-    fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Result<Vec<Option<StoredRecord>>, StoreError>> {
-        Box::pin(self.ask("load", |reply| Ask::Load { ids, reply }))
+    fn load(&self, id: RecordId) -> BoxFuture<'_, Result<Option<StoredRecord>, StoreError>> {
+        Box::pin(self.read("load", move |view| view.load(id)))
     }
 
-    fn commit(&self, changes: Vec<Arc<Change>>) -> BoxFuture<'_, Vec<Result<Commit, StoreError>>> {
-        Box::pin(async move {
-            let count = changes.len();
-            match self.write("commit", Lane::Usual, |reply| Job::Commit { changes, reply }).await {
-                Ok(fates) => fates,
-                Err(error) => {
-                    let error = Arc::new(error);
-                    (0..count).map(|_| Err(StoreError::transient(KIND, "commit", error.clone()))).collect()
-                }
-            }
-        })
+    fn commit(
+        &self,
+        change: Arc<Change>,
+        send_by: Option<Instant>,
+    ) -> BoxFuture<'_, Result<Commit, StoreError>> {
+        let job = move |reply| Job::Commit(CommitJob { change, send_by, reply });
+        Box::pin(self.write("commit", job))
     }
 
     fn renew(
         &self,
         leases: Vec<(RecordId, Version)>,
     ) -> BoxFuture<'_, Result<Vec<RenewOutcome>, StoreError>> {
-        // A lease that lapses in a queue costs an `unknown`; everything else there can wait a batch longer.
-        Box::pin(
-            async move { self.write("renew", Lane::Urgent, |reply| Job::Renew { leases, reply }).await? },
-        )
+        Box::pin(self.write("renew", |reply| Job::Renew(RenewJob { leases, reply })))
     }
 
-    fn due(&self, state: State, limit: u32) -> BoxFuture<'_, Result<Vec<StoredRecord>, StoreError>> {
-        Box::pin(self.ask("find due records", move |reply| Ask::Due { state, limit, reply }))
-    }
-
-    fn reap(&self, course: ReapTarget, from: i64, limit: u32) -> BoxFuture<'_, Result<ReapStep, StoreError>> {
+    fn due(
+        &self,
+        state: State,
+        after: Option<Cursor>,
+        limit: u32,
+    ) -> BoxFuture<'_, Result<Page<StoredRecord>, StoreError>> {
         Box::pin(async move {
-            self.write("reap", Lane::Usual, |reply| Job::Reap { course, from, limit, reply }).await?
+            self.order_rows().await;
+            self.read("find due records", move |view| view.due(state, after.as_ref(), limit)).await
         })
     }
 
-    fn count_reapable(&self, course: ReapTarget) -> BoxFuture<'_, Result<ReapCount, StoreError>> {
-        Box::pin(self.ask("count what would go", move |reply| Ask::Ripe { course, reply }))
-    }
-
-    fn find_unknown_secret(
+    fn reap(
         &self,
-        known: Vec<SecretId>,
-    ) -> BoxFuture<'_, Result<Option<SecretId>, StoreError>> {
-        Box::pin(self.ask("look for secrets", |reply| Ask::OtherSecret { known, reply }))
-    }
-
-    fn bodies(&self, id: RecordId, birth: Nonce) -> BoxFuture<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
-        Box::pin(self.ask("read bodies", move |reply| Ask::Bodies { id, birth, reply }))
-    }
-
-    fn sql(&self) -> Option<&dyn SqlStore> {
-        Some(self)
+        target: ReapTarget,
+        after: Option<Cursor>,
+        limit: u32,
+    ) -> BoxFuture<'_, Result<ReapStep, StoreError>> {
+        let step =
+            move |connection: &Connection, now| reap::step(connection, target, after.as_ref(), limit, now);
+        Box::pin(self.write_chore("reap", false, step))
     }
 
     fn setting(&self, name: &str) -> BoxFuture<'_, Result<Option<Bytes>, StoreError>> {
         let name = name.to_owned();
-        Box::pin(self.ask("read a setting", |reply| Ask::Setting { name, reply }))
+        Box::pin(self.read("read a setting", move |view| reader::setting(view.connection, &name)))
     }
 
     fn compare_and_set(
@@ -271,39 +352,45 @@ impl Store for SqliteStore {
         value: Bytes,
     ) -> BoxFuture<'_, Result<SetOutcome, StoreError>> {
         let name = name.to_owned();
-        Box::pin(async move {
-            let job = |reply| Job::Set { name, expected, value, reply };
-            self.write("write a setting", Lane::Usual, job).await?
-        })
+        let set = move |connection: &Connection, _| set(connection, &name, expected, &value);
+        Box::pin(self.write_chore("write a setting", true, set))
+    }
+
+    fn bodies(&self) -> Option<&dyn BodyStore> {
+        Some(self)
+    }
+
+    fn browse(&self) -> Option<&dyn BrowseStore> {
+        Some(self)
+    }
+
+    fn evidence(&self) -> Option<&dyn EvidenceStore> {
+        Some(self)
+    }
+
+    fn sql(&self) -> Option<&dyn SqlStore> {
+        Some(self)
     }
 }
 
-impl Browse for SqliteStore {
-    fn list(&self, filter: RecordFilter) -> BoxFuture<'_, Result<Vec<StoredRecord>, StoreError>> {
-        Box::pin(self.ask("list", |reply| Ask::List { filter, reply }))
-    }
-
-    fn history(&self, id: RecordId) -> BoxFuture<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
-        Box::pin(self.ask("read the history", move |reply| Ask::History { id, reply }))
-    }
-
-    fn count(&self) -> BoxFuture<'_, Result<RecordCounts, StoreError>> {
-        Box::pin(self.ask("count", |reply| Ask::Count { reply }))
+impl BodyStore for SqliteStore {
+    fn bodies(&self, id: RecordId, birth: Nonce) -> BoxFuture<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
+        Box::pin(self.read("read bodies", move |view| view.bodies(id, birth)))
     }
 }
 
 /// Where the file is and how it is opened, for every thread that opens it.
 #[derive(Clone, Debug)]
-struct Place {
+struct StoreFile {
     path: PathBuf,
     options: SqliteOptions,
 }
 
-impl Place {
-    fn new(path: &Path, options: SqliteOptions) -> Result<Place, SqliteOpenError> {
+impl StoreFile {
+    fn new(path: &Path, options: SqliteOptions) -> Result<StoreFile, SqliteOpenError> {
         // An absolute path is always a file: SQLite would take `:memory:` and `file:…` for something else.
         let absolute = std::path::absolute(path).map_err(|error| open::failed(path, error))?;
-        Ok(Place { path: absolute, options })
+        Ok(StoreFile { path: absolute, options })
     }
 
     fn now(&self) -> Timestamp {
@@ -311,20 +398,42 @@ impl Place {
     }
 }
 
-async fn hand_in<J: queue::Weigh, T>(
-    queue: &Queue<J>,
+async fn ask<T: Send + 'static>(
+    questions: &Questions,
     op: &'static str,
-    lane: Lane,
-    job: impl FnOnce(oneshot::Sender<T>) -> J,
+    question: impl FnOnce(&mut Reader) -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, StoreError> {
     let (reply, answer) = oneshot::channel();
-    let refused = |refused| StoreError::transient(KIND, op, refused).unwritten();
-    queue.push(job(reply), lane).map_err(refused)?;
-    // Without a reply the thread is gone, perhaps after it wrote: a lost reply like any other.
-    answer.await.map_err(|_| StoreError::transient(KIND, op, queue::Refused::Closed))
+    let refused = |refused| StoreError::transient(NAME, op, refused).unwritten();
+    // A caller that left no longer needs the answer.
+    questions.push(Box::new(move |reader| drop(reply.send(question(reader))))).map_err(refused)?;
+    answer.await.map_err(|_| StoreError::transient(NAME, op, Refused::Closed).unwritten())?
 }
 
-const KIND: &str = "sqlite";
+fn set(
+    connection: &Connection,
+    name: &str,
+    expected: Option<Bytes>,
+    value: &Bytes,
+) -> rusqlite::Result<SetOutcome> {
+    let new = &value[..];
+    let written = match &expected {
+        None => {
+            let mut add = connection.prepare_cached(include_str!("sql/setting_add.sql"))?;
+            add.execute(params![name, new])?
+        }
+        Some(old) => {
+            let mut replace = connection.prepare_cached(include_str!("sql/setting_set.sql"))?;
+            replace.execute(params![name, &old[..], new])?
+        }
+    };
+    match written {
+        0 => Ok(SetOutcome::of(reader::setting(connection, name)?, value)),
+        _ => Ok(SetOutcome::Won),
+    }
+}
 
-/// Reads come from memory for the most part; four threads are enough to keep a slow `count` out of a replay's way.
+const NAME: &str = "sqlite";
+
+/// Threads for replays and upkeep. Reads come from memory for the most part; four keep a slow disk from queueing replays.
 const READERS: usize = 4;

@@ -1,4 +1,4 @@
-//! Opening the file, and how every connection is set. What is in the file is `schema`'s business.
+//! Opens the file and sets up every connection. Its tables are the business of `schema`.
 //!
 //! The file may be the application's own. The one lasting setting that we change in it is the journal mode, to WAL:
 //! readers and a writer then leave each other alone. A file that we make is also made to shrink. All else is set on our
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-use super::{Place, schema};
+use super::{StoreFile, schema};
 
 /// Why a file can't serve as a store.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +44,14 @@ pub enum SqliteOpenError {
         /// The newest schema that this program knows.
         known: u32,
     },
+    /// An unreleased build of ibid made the tables, in another format.
+    #[error(
+        "`{}` was made by an unreleased build of ibid, and no release reads it: start with a new file", path.display()
+    )]
+    EarlierBuild {
+        /// Where it is.
+        path: PathBuf,
+    },
     /// The file may be read and not written.
     #[error("`{}` cannot be written", path.display())]
     ReadOnly {
@@ -52,7 +60,7 @@ pub enum SqliteOpenError {
     },
     /// The linked SQLite can corrupt a file that two connections use.
     #[error(
-        "SQLite {found} is linked, and the store needs {needed}: before that, a log that starts over may lose writes"
+        "SQLite {needed} or later is required, found {found}: older versions can lose writes when the WAL restarts"
     )]
     OldSqlite {
         /// The version that is linked.
@@ -71,33 +79,33 @@ pub enum SqliteOpenError {
 }
 
 /// Opens the file for writing, and makes our tables in it or brings them up to date.
-pub(super) fn prepare(place: &Place) -> Result<Connection, SqliteOpenError> {
-    let path = &place.path;
+pub(super) fn prepare(file: &StoreFile) -> Result<Connection, SqliteOpenError> {
+    let path = &file.path;
     if rusqlite::version_number() < SQLITE_MIN.0 {
         return Err(SqliteOpenError::OldSqlite { found: rusqlite::version(), needed: SQLITE_MIN.1 });
     }
-    if !place.options.create && matches!(path.try_exists(), Ok(false)) {
+    if !file.options.create && matches!(path.try_exists(), Ok(false)) {
         return Err(SqliteOpenError::Missing { path: path.clone() });
     }
-    if place.options.create {
+    if file.options.create {
         make_private(path);
     }
     let failed = |error| named(path, error);
-    let connection = connect(place).map_err(failed)?;
+    let connection = connect(file).map_err(failed)?;
     // Look before touching: a file that is refused must stay as it is, down to its journal mode.
-    schema::look(place, &connection)?;
+    schema::look(file, &connection)?;
     if connection.is_readonly("main").map_err(failed)? {
         return Err(SqliteOpenError::ReadOnly { path: path.clone() });
     }
     shrinkable(&connection).map_err(failed)?;
-    enter_wal(place, &connection)?;
-    settings(place, &connection).map_err(failed)?;
-    schema::migrate(place, &connection)?;
+    enter_wal(file, &connection)?;
+    settings(file, &connection).map_err(failed)?;
+    schema::migrate(file, &connection)?;
     Ok(connection)
 }
 
-/// Makes the file, if it is not there, so that nobody but its owner can read it: it will hold answers of all tenants.
-/// SQLite gives its log the same permissions. What fails here fails again, with its reason, when SQLite opens it.
+/// Makes the file, if it is not there, so that only its owner can read it: it will hold responses of all tenants.
+/// SQLite gives its log the same permissions. A failure here happens again, with its reason, when SQLite opens the file.
 fn make_private(path: &Path) {
     let mut options = std::fs::OpenOptions::new();
     options.write(true).create_new(true);
@@ -107,20 +115,20 @@ fn make_private(path: &Path) {
 }
 
 /// Opens the file for writing again, after [`prepare`] once did.
-pub(super) fn writer(place: &Place) -> rusqlite::Result<Connection> {
+pub(super) fn writer(file: &StoreFile) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    // Never made anew: a file that vanished took records with it, and an empty one would run them again.
-    let connection = Connection::open_with_flags(&place.path, flags)?;
-    connection.busy_timeout(place.options.busy_timeout)?;
-    settings(place, &connection)?;
+    // Never created: a file that vanished took records with it, and an empty one would run them again.
+    let connection = Connection::open_with_flags(&file.path, flags)?;
+    connection.busy_timeout(file.options.busy_timeout)?;
+    settings(file, &connection)?;
     Ok(connection)
 }
 
 /// Opens the file for reading, after [`prepare`] once did.
-pub(super) fn reader(place: &Place) -> rusqlite::Result<Connection> {
+pub(super) fn reader(file: &StoreFile) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(&place.path, flags)?;
-    connection.busy_timeout(place.options.busy_timeout)?;
+    let connection = Connection::open_with_flags(&file.path, flags)?;
+    connection.busy_timeout(file.options.busy_timeout)?;
     connection.pragma_update(None, "mmap_size", 0)?;
     stable_plans(&connection)?;
     Ok(connection)
@@ -135,11 +143,11 @@ pub(super) fn failed(
 }
 
 /// Opens the file and sets nothing lasting.
-pub(super) fn connect(place: &Place) -> rusqlite::Result<Connection> {
+pub(super) fn connect(file: &StoreFile) -> rusqlite::Result<Connection> {
     let mut flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    flags.set(OpenFlags::SQLITE_OPEN_CREATE, place.options.create);
-    let connection = Connection::open_with_flags(&place.path, flags)?;
-    connection.busy_timeout(place.options.busy_timeout)?;
+    flags.set(OpenFlags::SQLITE_OPEN_CREATE, file.options.create);
+    let connection = Connection::open_with_flags(&file.path, flags)?;
+    connection.busy_timeout(file.options.busy_timeout)?;
     Ok(connection)
 }
 
@@ -154,23 +162,23 @@ fn shrinkable(connection: &Connection) -> rusqlite::Result<()> {
 }
 
 /// Two processes that make one file at once refuse each other here without waiting, so we wait ourselves.
-fn enter_wal(place: &Place, connection: &Connection) -> Result<(), SqliteOpenError> {
-    let until = Instant::now() + place.options.busy_timeout;
+fn enter_wal(file: &StoreFile, connection: &Connection) -> Result<(), SqliteOpenError> {
+    let until = Instant::now() + file.options.busy_timeout;
     loop {
         let mode: rusqlite::Result<String> =
             connection.query_row("pragma journal_mode = wal", [], |row| row.get(0));
         match mode {
             Ok(mode) if mode == "wal" => return Ok(()),
-            Ok(mode) => return Err(failed(&place.path, format!("the journal mode stays `{mode}`"))),
+            Ok(mode) => return Err(failed(&file.path, format!("the journal mode stays `{mode}`"))),
             Err(error) if is_busy(&error) && Instant::now() < until => std::thread::sleep(WAL_RETRY_AFTER),
-            Err(error) => return Err(named(&place.path, error)),
+            Err(error) => return Err(named(&file.path, error)),
         }
     }
 }
 
 /// How every connection that writes is set.
-pub(super) fn settings(place: &Place, connection: &Connection) -> rusqlite::Result<()> {
-    // Each commit is flushed: with NORMAL a power cut takes back what was answered.
+pub(super) fn settings(file: &StoreFile, connection: &Connection) -> rusqlite::Result<()> {
+    // Each commit is flushed: with NORMAL a power cut takes back commits that were reported.
     connection.pragma_update(None, "synchronous", "full")?;
     // A memory map turns a fault of the disk into a signal, and has amplified corruption elsewhere.
     connection.pragma_update(None, "mmap_size", 0)?;
@@ -183,7 +191,7 @@ pub(super) fn settings(place: &Place, connection: &Connection) -> rusqlite::Resu
     connection.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
     // These two answer with the value, so they are queries.
     connection.pragma_update_and_check(None, "journal_size_limit", LOG_BYTES_KEPT, |_| Ok(()))?;
-    if let Some(bytes) = place.options.file_bytes_max {
+    if let Some(bytes) = file.options.file_bytes_max {
         let page: u64 = connection.query_row("pragma page_size", [], |row| row.get::<_, u32>(0))?.into();
         let pages = i64::try_from(bytes / page).unwrap_or(i64::MAX);
         connection.pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))?;
@@ -192,7 +200,7 @@ pub(super) fn settings(place: &Place, connection: &Connection) -> rusqlite::Resu
 }
 
 /// One plan per statement, whatever is bound. Otherwise SQLite looks at the bound values to see whether a partial index
-/// would do, and compiles each statement anew for each record: more than half of the writer's time.
+/// would do, and compiles each statement again for each record: more than half of the writer's time.
 fn stable_plans(connection: &Connection) -> rusqlite::Result<()> {
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map(drop)
 }
@@ -206,7 +214,7 @@ pub(super) fn named(path: &Path, error: rusqlite::Error) -> SqliteOpenError {
     }
 }
 
-/// Whether somebody else holds the lock.
+/// Returns whether another connection holds the lock.
 pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
 }
@@ -222,8 +230,11 @@ const CHECKPOINT_PAGES: u32 = 16 << 10;
 /// What the log keeps of its size when it starts over: twice what it should hold, so that it is not cut each time.
 pub(super) const LOG_BYTES_KEPT: u32 = 128 << 20;
 
-/// Room for the pages that a large batch dirties, which would otherwise be written twice.
-const WRITER_CACHE_KIB: i64 = 32 << 10;
+/// Page cache of the writer: room for the pages that a large group dirties.
+///
+/// SQLite walks the whole cache at each COMMIT. With 32 MiB that was a fifth of the writer's time per key; pages that are
+/// not in the cache come from the system's at a microsecond each.
+const WRITER_CACHE_KIB: i64 = 4 << 10;
 
 /// How soon to try again while another process turns on the log.
 const WAL_RETRY_AFTER: Duration = Duration::from_millis(5);

@@ -1,52 +1,79 @@
-//! A bounded queue between the async side and threads that block. It knows nothing of what it carries but its weight.
+//! The bounded queue between the async side and the thread that writes. It decides what shares a transaction.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// What a queue is bounded by.
-pub(super) trait Weigh {
-    /// Roughly the bytes that it holds while it waits.
-    fn weight(&self) -> usize;
+use ibid_core::change::{Change, Commit};
+use ibid_core::record::Version;
+use ibid_core::scope::RecordId;
+use ibid_core::store::{RenewOutcome, StoreError};
+use tokio::sync::oneshot::Sender;
+
+use super::chore::Chore;
+use super::writer::Writer;
+
+/// A change that waits for its commit.
+pub(super) struct CommitJob {
+    pub(super) change: Arc<Change>,
+    /// When its client gives up; it is not sent after that.
+    pub(super) send_by: Option<Instant>,
+    pub(super) reply: Sender<Result<Commit, StoreError>>,
 }
 
-/// Where a job waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lane {
-    /// Before all others.
-    Urgent,
-    /// In the order in which they came, together with its neighbours where they fit.
-    Usual,
-    /// In the order in which they came, by itself: it takes turns with the usual ones, so that neither lane waits for
-    /// the whole of the other, and what gathers together there is not cut apart.
-    Alone,
+/// Leases that wait for their renewal.
+pub(super) struct RenewJob {
+    pub(super) leases: Vec<(RecordId, Version)>,
+    pub(super) reply: Sender<Result<Vec<RenewOutcome>, StoreError>>,
 }
 
-/// Jobs in three lanes, each in the order in which they came.
-pub(super) struct Queue<J> {
-    line: Mutex<Line<J>>,
+/// A caller's closure, which has a transaction for itself and sends its own reply.
+pub(super) type Closure = Box<dyn FnOnce(&mut Writer) + Send>;
+
+/// Something to write.
+pub(super) enum Job {
+    Commit(CommitJob),
+    Renew(RenewJob),
+    Chore(Box<dyn Chore>),
+    Closure(Closure),
+}
+
+/// Jobs that share one transaction: renewals first, because a lease that lapses in a queue costs an `unknown`.
+#[derive(Default)]
+pub(super) struct Group {
+    pub(super) renewals: Vec<RenewJob>,
+    pub(super) commits: Vec<CommitJob>,
+    pub(super) chore: Option<Box<dyn Chore>>,
+}
+
+/// The next work of the writer.
+pub(super) enum Next {
+    Group(Group),
+    Closure(Closure),
+    /// No job came for as long as the writer wanted to wait.
+    Idle,
+    /// The queue is closed and empty.
+    Closed,
+}
+
+/// Jobs in four lanes, each in the order in which they came.
+pub(super) struct Queue {
+    lanes: Mutex<Lanes>,
     filled: Condvar,
 }
 
-struct Line<J> {
-    urgent: VecDeque<J>,
-    usual: VecDeque<J>,
-    alone: VecDeque<J>,
-    /// Whether the next turn is the one of those that go alone.
-    alone_next: bool,
+#[derive(Default)]
+struct Lanes {
+    renewals: VecDeque<RenewJob>,
+    commits: VecDeque<CommitJob>,
+    chores: VecDeque<Box<dyn Chore>>,
+    closures: VecDeque<Closure>,
+    /// Groups and closures take turns, so that neither waits for the whole of the other.
+    is_closures_turn: bool,
+    /// Bytes of the queued commits, about.
     weight: usize,
     closed: bool,
-}
-
-/// What a thread finds at the queue.
-pub(super) enum Found<J> {
-    /// The next job.
-    Job(J),
-    /// Nothing came for as long as the thread wanted to wait.
-    Nothing,
-    /// Nothing will come any more.
-    Closed,
 }
 
 /// A job that the queue did not take.
@@ -60,209 +87,259 @@ pub(super) enum Refused {
     Closed,
 }
 
-impl<J: Weigh> Queue<J> {
-    pub(super) fn new() -> Arc<Queue<J>> {
-        Arc::new(Queue { line: Mutex::new(Line::empty()), filled: Condvar::new() })
+impl Queue {
+    pub(super) fn new() -> Arc<Queue> {
+        Arc::new(Queue { lanes: Mutex::default(), filled: Condvar::new() })
     }
 
-    /// Adds a job, or refuses it at once: nobody ever waits for room.
-    pub(super) fn push(&self, job: J, lane: Lane) -> Result<(), Refused> {
-        let mut line = self.line();
-        let weight = job.weight();
-        if line.closed {
+    /// Adds a job, or refuses it at once: no caller waits for room.
+    ///
+    /// Only a change whose client waits for it and a closure are refused. A finish that is refused would lose a response, a
+    /// renewal would cost an `unknown`, and both are bounded by the attempts that live.
+    pub(super) fn push(&self, job: Job) -> Result<(), Refused> {
+        let mut lanes = self.lock();
+        if lanes.closed {
             return Err(Refused::Closed);
         }
-        // An empty queue takes a job of any size, or a large one could never be done. What is urgent is a renewal: small,
-        // one for each attempt that lives, and refused it would cost an `unknown`.
-        let has_room = line.weight == 0 || line.weight.saturating_add(weight) <= WEIGHT_MAX;
-        if lane != Lane::Urgent && !has_room {
-            return Err(Refused::Full);
+        let is_full = lanes.weight >= WEIGHT_MAX;
+        match job {
+            Job::Commit(job) if is_full && job.send_by.is_some() => return Err(Refused::Full),
+            Job::Commit(job) => {
+                lanes.weight += weight(&job.change);
+                lanes.commits.push_back(job);
+            }
+            Job::Renew(job) => lanes.renewals.push_back(job),
+            Job::Chore(chore) => lanes.chores.push_back(chore),
+            Job::Closure(_) if lanes.closures.len() >= CLOSURES_MAX => return Err(Refused::Full),
+            Job::Closure(closure) => lanes.closures.push_back(closure),
         }
-        line.weight += weight;
-        match lane {
-            Lane::Urgent => line.urgent.push_back(job),
-            Lane::Usual => line.usual.push_back(job),
-            Lane::Alone => line.alone.push_back(job),
-        }
-        drop(line);
+        drop(lanes);
         self.filled.notify_one();
         Ok(())
     }
 
-    /// Waits for a job, for ever or for so long.
-    pub(super) fn take(&self, patience: Option<Duration>) -> Found<J> {
-        let mut line = self.line();
-        loop {
-            if let Some(job) = line.next() {
-                return Found::Job(job);
-            }
-            if line.closed {
-                return Found::Closed;
-            }
-            line = match patience {
-                None => self.filled.wait(line).unwrap_or_else(PoisonError::into_inner),
+    /// Waits for work, at most `patience`. If fewer than `expected` changes wait, waits up to `gather` for more.
+    pub(super) fn take(&self, patience: Option<Duration>, expected: usize, gather: Duration) -> Next {
+        let mut lanes = self.lock();
+        while lanes.is_empty() && !lanes.closed {
+            lanes = match patience {
+                None => self.filled.wait(lanes).unwrap_or_else(PoisonError::into_inner),
                 Some(patience) => {
-                    let waited = self.filled.wait_timeout(line, patience);
-                    let (line, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-                    if timeout.timed_out() && line.is_empty() && !line.closed {
-                        return Found::Nothing;
+                    let waited = self.filled.wait_timeout(lanes, patience);
+                    let (lanes, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+                    if timeout.timed_out() && lanes.is_empty() && !lanes.closed {
+                        return Next::Idle;
                     }
-                    line
+                    lanes
                 }
             };
         }
+        if !lanes.commits.is_empty() && lanes.commits.len() < expected {
+            lanes = self.gather(lanes, expected, gather);
+        }
+        lanes.next()
     }
 
-    /// The next usual job if it is there and `fits`, and nothing urgent waits.
-    pub(super) fn take_if(&self, fits: impl FnOnce(&J) -> bool) -> Option<J> {
-        let mut line = self.line();
-        let job = if line.urgent.is_empty() { line.usual.pop_front_if(|job| fits(job)) } else { None };
-        job.map(|job| line.out(job))
+    /// Waits until `expected` changes are queued, or `gather` is over.
+    fn gather<'q>(
+        &'q self,
+        mut lanes: MutexGuard<'q, Lanes>,
+        expected: usize,
+        gather: Duration,
+    ) -> MutexGuard<'q, Lanes> {
+        let until = Instant::now() + gather;
+        while lanes.commits.len() < expected && !lanes.closed {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            lanes = self.filled.wait_timeout(lanes, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        lanes
     }
 
-    /// Takes no more jobs; those that wait are still done.
+    /// Takes no more jobs; those that are queued are still done.
     pub(super) fn close(&self) {
-        self.line().closed = true;
+        self.lock().closed = true;
         self.filled.notify_all();
     }
 
-    fn line(&self) -> MutexGuard<'_, Line<J>> {
-        // Every step under the lock leaves the line whole.
-        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Lanes> {
+        // Every step under the lock leaves the lanes whole.
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<J: Weigh> Line<J> {
-    fn empty() -> Line<J> {
-        let (urgent, usual, alone) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
-        Line { urgent, usual, alone, alone_next: false, weight: 0, closed: false }
-    }
-
-    fn next(&mut self) -> Option<J> {
-        if let Some(job) = self.urgent.pop_front() {
-            return Some(self.out(job));
-        }
-        let alone = if self.alone_next { !self.alone.is_empty() } else { self.usual.is_empty() };
-        let job = if alone { self.alone.pop_front() } else { self.usual.pop_front() }?;
-        self.alone_next = !alone;
-        Some(self.out(job))
-    }
-
-    fn out(&mut self, job: J) -> J {
-        self.weight -= job.weight();
-        job
-    }
-
+impl Lanes {
     fn is_empty(&self) -> bool {
-        self.urgent.is_empty() && self.usual.is_empty() && self.alone.is_empty()
+        self.has_no_group() && self.closures.is_empty()
+    }
+
+    fn has_no_group(&self) -> bool {
+        self.renewals.is_empty() && self.commits.is_empty() && self.chores.is_empty()
+    }
+
+    fn next(&mut self) -> Next {
+        if self.is_empty() {
+            return Next::Closed;
+        }
+        if (self.is_closures_turn || self.has_no_group())
+            && let Some(closure) = self.closures.pop_front()
+        {
+            self.is_closures_turn = false;
+            return Next::Closure(closure);
+        }
+        self.is_closures_turn = true;
+        let renewals = self.renewals.drain(..).collect();
+        let mut commits = Vec::new();
+        let mut bytes = 0;
+        while commits.len() < CHANGES_MAX
+            && let Some(job) = self.commits.front()
+        {
+            bytes += weight(&job.change);
+            if bytes > GROUP_BYTES_MAX && !commits.is_empty() {
+                break;
+            }
+            self.weight -= weight(&job.change);
+            commits.extend(self.commits.pop_front());
+        }
+        Next::Group(Group { renewals, commits, chore: self.chores.pop_front() })
     }
 }
 
-impl<J> fmt::Debug for Queue<J> {
+impl fmt::Debug for Queue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Queue")
     }
 }
 
-/// Held by the threads that serve a queue: when the last has ended, even by a panic, nobody waits any more.
-pub(super) struct Serving<J: Weigh>(pub(super) Arc<Queue<J>>);
+/// Held by the thread that serves the queue: when the thread ends, even by a panic, no caller waits any more.
+pub(super) struct Serving(pub(super) Arc<Queue>);
 
-impl<J: Weigh> Drop for Serving<J> {
+impl Drop for Serving {
     fn drop(&mut self) {
-        let left = std::mem::replace(&mut *self.0.line(), Line { closed: true, ..Line::empty() });
-        // Dropping a job drops its reply, which its caller sees. Not under the lock: a job holds what its caller gave
+        let left = std::mem::replace(&mut *self.0.lock(), Lanes { closed: true, ..Lanes::default() });
+        // Dropping a job drops its reply, which its caller sees. Not under the lock: a closure holds what its caller gave
         // it, perhaps the store itself.
         drop(left);
     }
 }
 
-/// Most that may wait. At a kilobyte for a small change this is over a second of a fast disk's work; what waits
-/// longer is past its caller's patience.
+/// Returns about how many bytes a change takes in memory and on disk.
+fn weight(change: &Change) -> usize {
+    ROW_BYTES + change.body_bytes()
+}
+
+/// About the size of a record without its bodies.
+const ROW_BYTES: usize = 1 << 10;
+
+/// Largest weight of queued changes before begins are refused. At a kilobyte for a small change this is over a second of
+/// a fast disk's work; a change that waits longer is past its client's patience.
 const WEIGHT_MAX: usize = 64 << 20;
+
+/// Most closures that wait. Each takes a flush, so the last of them waits for seconds.
+const CLOSURES_MAX: usize = 4096;
+
+/// Most changes in one transaction. At about 10 µs each the last waits 5 ms for the first, as long as the flush that they
+/// share.
+const CHANGES_MAX: usize = 512;
+
+/// Most bytes in one transaction, so that a few large responses do not hold up many small ones.
+const GROUP_BYTES_MAX: usize = 4 << 20;
 
 #[cfg(test)]
 mod tests {
+    use ibid_core::change::Expect;
+    use ibid_core::record::Nonce;
+    use tokio::sync::oneshot;
+
     use super::*;
 
-    impl Weigh for usize {
-        fn weight(&self) -> usize {
-            *self
-        }
-    }
-
-    #[test]
-    fn urgent_jobs_go_first_and_others_keep_their_order() {
-        let queue = Queue::new();
-        for (job, lane) in [(1, Lane::Usual), (2, Lane::Usual), (3, Lane::Urgent), (4, Lane::Urgent)] {
-            queue.push(job, lane).unwrap();
-        }
-        assert_eq!(queue.take_if(|_| true), None, "an urgent one ends a batch");
-        assert_eq!(order(&queue), [3, 4, 1, 2]);
-    }
-
-    #[test]
-    fn those_that_go_alone_take_turns_and_cut_no_batch() {
-        let queue = Queue::new();
-        for (job, lane) in [(1, Lane::Alone), (2, Lane::Usual), (3, Lane::Alone), (4, Lane::Usual)] {
-            queue.push(job, lane).unwrap();
-        }
-        for (job, lane) in [(5, Lane::Usual), (6, Lane::Alone), (7, Lane::Alone)] {
-            queue.push(job, lane).unwrap();
-        }
-        assert!(matches!(queue.take(None), Found::Job(2)));
-        assert_eq!(queue.take_if(|_| true), Some(4), "its neighbours, as if nobody stood between");
-        assert_eq!(order(&queue), [1, 5, 3, 6, 7]);
-    }
-
-    fn order(queue: &Queue<usize>) -> Vec<usize> {
-        let next = || match queue.take(Some(Duration::ZERO)) {
-            Found::Job(job) => Some(job),
-            Found::Nothing | Found::Closed => None,
+    fn change(nonce: u64, send_by: Option<Instant>) -> Job {
+        let change = Change {
+            id: RecordId::from_bytes([7; RecordId::LEN]),
+            expect: Expect::Absent,
+            nonce: Nonce(nonce),
+            draft: None,
+            response: None,
+            clears_bodies: false,
+            bodies: Vec::new(),
+            history: Vec::new(),
+            uses: None,
         };
-        std::iter::from_fn(next).collect()
+        Job::Commit(CommitJob { change: Arc::new(change), send_by, reply: oneshot::channel().0 })
     }
 
-    #[test]
-    fn a_full_queue_refuses_at_once_and_an_empty_one_takes_any_size() {
-        let queue = Queue::new();
-        queue.push(2 * WEIGHT_MAX, Lane::Usual).unwrap();
-        for lane in [Lane::Usual, Lane::Alone] {
-            assert_eq!(queue.push(1, lane), Err(Refused::Full));
+    fn renewal() -> Job {
+        Job::Renew(RenewJob { leases: Vec::new(), reply: oneshot::channel().0 })
+    }
+
+    fn take(queue: &Queue) -> (usize, Vec<u64>) {
+        match queue.take(Some(Duration::ZERO), 0, Duration::ZERO) {
+            Next::Group(group) => {
+                let nonces = group.commits.iter().map(|job| job.change.nonce.0).collect();
+                (group.renewals.len(), nonces)
+            }
+            Next::Closure(_) => (0, vec![u64::MAX]),
+            Next::Idle | Next::Closed => (0, Vec::new()),
         }
-        assert_eq!(queue.take_if(|_| true), Some(2 * WEIGHT_MAX));
-        queue.push(1, Lane::Usual).unwrap();
     }
 
     #[test]
-    fn a_full_queue_takes_what_is_urgent() {
+    fn renewals_share_the_transaction_of_the_changes() {
         let queue = Queue::new();
-        queue.push(2 * WEIGHT_MAX, Lane::Usual).unwrap();
-        queue.push(1, Lane::Urgent).unwrap();
-        assert_eq!(order(&queue), [1, 2 * WEIGHT_MAX]);
+        for job in [change(1, None), renewal(), change(2, None), renewal()] {
+            queue.push(job).expect("there is room");
+        }
+        assert_eq!(take(&queue), (2, vec![1, 2]));
     }
 
     #[test]
-    fn a_closed_queue_takes_nothing_and_gives_what_it_has() {
+    fn closures_and_groups_take_turns() {
         let queue = Queue::new();
-        queue.push(1, Lane::Usual).unwrap();
+        for nonce in 0..2 {
+            queue.push(Job::Closure(Box::new(|_| {}))).expect("there is room");
+            queue.push(change(nonce, None)).expect("there is room");
+        }
+        assert_eq!(take(&queue), (0, vec![0, 1]));
+        assert_eq!(take(&queue), (0, vec![u64::MAX]));
+        assert_eq!(take(&queue), (0, vec![u64::MAX]));
+    }
+
+    #[test]
+    fn a_full_queue_refuses_begins_only() {
+        let queue = Queue::new();
+        for nonce in 0..(WEIGHT_MAX / ROW_BYTES) as u64 {
+            queue.push(change(nonce, None)).expect("there is room");
+        }
+        assert_eq!(queue.push(change(1, Some(Instant::now()))), Err(Refused::Full));
+        queue.push(change(2, None)).expect("a finish is never refused");
+        queue.push(renewal()).expect("a renewal is never refused");
+        assert_eq!(take(&queue).1.len(), CHANGES_MAX);
+    }
+
+    #[test]
+    fn a_closed_queue_still_returns_what_it_has() {
+        let queue = Queue::new();
+        queue.push(change(1, None)).expect("there is room");
         queue.close();
-        assert_eq!(queue.push(2, Lane::Usual), Err(Refused::Closed));
-        assert!(matches!(queue.take(None), Found::Job(1)));
-        assert!(matches!(queue.take(None), Found::Closed));
+        assert_eq!(queue.push(change(2, None)), Err(Refused::Closed));
+        assert_eq!(take(&queue), (0, vec![1]));
+        assert!(matches!(queue.take(None, 0, Duration::ZERO), Next::Closed));
     }
 
     #[test]
     fn a_thread_that_dies_leaves_no_caller_waiting() {
         let queue = Queue::new();
-        queue.push(1, Lane::Usual).unwrap();
+        let (reply, mut answer) = oneshot::channel();
+        queue.push(Job::Renew(RenewJob { leases: Vec::new(), reply })).expect("there is room");
         let serving = Serving(queue.clone());
-        std::thread::spawn(move || {
+        let thread = std::thread::spawn(move || {
             let _serving = serving;
             panic!("the thread dies");
-        })
-        .join()
-        .unwrap_err();
-        assert_eq!(queue.push(2, Lane::Usual), Err(Refused::Closed));
-        assert!(queue.take_if(|_| true).is_none());
+        });
+        thread.join().expect_err("it panicked");
+        assert!(answer.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Closed));
+        assert_eq!(queue.push(renewal()), Err(Refused::Closed));
     }
 }

@@ -6,24 +6,24 @@ use rusqlite::ffi::ErrorCode;
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, Error};
 
-use super::Place;
+use super::StoreFile;
 use super::open::{self, SqliteOpenError, named};
 use crate::store::read_only_query::{ReadOnlyQueryError, RowCallback};
 
 /// Passes each row of `sql` to `on_row` and returns the column names.
 pub(super) fn read(
-    place: &Place,
+    file: &StoreFile,
     sql: &str,
     on_row: RowCallback<'_>,
 ) -> Result<Vec<String>, ReadOnlyQueryError<SqliteOpenError>> {
-    if matches!(place.path.try_exists(), Ok(false)) {
-        return Err(ReadOnlyQueryError::Open(SqliteOpenError::Missing { path: place.path.clone() }));
+    if matches!(file.path.try_exists(), Ok(false)) {
+        return Err(ReadOnlyQueryError::Open(SqliteOpenError::Missing { path: file.path.clone() }));
     }
-    let opened = open::reader(place).and_then(|connection| {
+    let opened = open::reader(file).and_then(|connection| {
         connection.pragma_update(None, "query_only", true)?;
         Ok(connection)
     });
-    let connection = opened.map_err(|error| ReadOnlyQueryError::Open(named(&place.path, error)))?;
+    let connection = opened.map_err(|error| ReadOnlyQueryError::Open(named(&file.path, error)))?;
     rows(&connection, sql, on_row).map_err(|error| match &error {
         // The authors of the statement can mend these; the rest is the file's.
         Error::MultipleStatement | Error::InvalidQuery => ReadOnlyQueryError::Refused(error.to_string()),

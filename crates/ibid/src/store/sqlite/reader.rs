@@ -1,110 +1,123 @@
-//! Threads that read, each on a connection of its own that cannot write.
+//! Threads that read, each on its own connection that cannot write.
+//!
+//! Replays and upkeep have four threads. Questions of operators have another one, so that a slow list never delays a replay.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use bytes::Bytes;
-use ibid_core::change::{History, HistoryKind, StoredRecord};
-use ibid_core::evidence::{EvidenceQuery, StoredEvidence};
-use ibid_core::fingerprint::SecretId;
-use ibid_core::machine::EffectState;
-use ibid_core::reap::{ReapCount, ReapTarget};
-use ibid_core::record::{Flags, Nonce, State};
+use ibid_core::change::StoredRecord;
+use ibid_core::record::{Nonce, State};
+use ibid_core::row::bits;
 use ibid_core::scope::RecordId;
-use ibid_core::store::{PathPart, PathPattern, RecordCounts, RecordFilter, StoreError};
+use ibid_core::store::{Cursor, Page, StoreError};
 use ibid_core::time::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
-use tokio::sync::oneshot::Sender;
 
 use super::failure::{spoils_connection, store_error};
-use super::queue::{Found, Serving, Weigh};
-use super::row::{self, Policies, unreadable};
-use super::{Place, evidence, open, reap};
+use super::policies::Policies;
+use super::queue::Refused;
+use super::{StoreFile, open, row};
 
-/// A question, and where to send the answer.
-pub(super) enum Ask {
-    Load { ids: Vec<RecordId>, reply: Reply<Vec<Option<StoredRecord>>> },
-    Due { state: State, limit: u32, reply: Reply<Vec<StoredRecord>> },
-    List { filter: RecordFilter, reply: Reply<Vec<StoredRecord>> },
-    History { id: RecordId, reply: Reply<Vec<(Timestamp, History)>> },
-    OtherSecret { known: Vec<SecretId>, reply: Reply<Option<SecretId>> },
-    Bodies { id: RecordId, birth: Nonce, reply: Reply<Vec<(u32, Bytes)>> },
-    Count { reply: Reply<RecordCounts> },
-    Evidence { which: EvidenceQuery, limit: u32, reply: Reply<Vec<StoredEvidence>> },
-    Ripe { course: ReapTarget, reply: Reply<ReapCount> },
-    Setting { name: String, reply: Reply<Option<Bytes>> },
+/// A question. It sends its own answer.
+pub(super) type Question = Box<dyn FnOnce(&mut Reader) + Send>;
+
+/// Questions that wait for a thread.
+pub(super) struct Questions {
+    waiting: Mutex<Waiting>,
+    filled: Condvar,
 }
 
-type Reply<T> = Sender<Result<T, StoreError>>;
+#[derive(Default)]
+struct Waiting {
+    questions: VecDeque<Question>,
+    is_closed: bool,
+}
 
-impl Weigh for Ask {
-    fn weight(&self) -> usize {
-        match self {
-            Ask::Load { ids, .. } => ASK_BYTES * ids.len().max(1),
-            Ask::Due { .. }
-            | Ask::List { .. }
-            | Ask::History { .. }
-            | Ask::OtherSecret { .. }
-            | Ask::Bodies { .. }
-            | Ask::Count { .. }
-            | Ask::Evidence { .. }
-            | Ask::Ripe { .. }
-            | Ask::Setting { .. } => ASK_BYTES,
+impl Questions {
+    pub(super) fn new() -> Arc<Questions> {
+        Arc::new(Questions { waiting: Mutex::default(), filled: Condvar::new() })
+    }
+
+    /// Adds a question, or refuses it at once.
+    pub(super) fn push(&self, question: Question) -> Result<(), Refused> {
+        let mut waiting = self.lock();
+        if waiting.is_closed {
+            return Err(Refused::Closed);
         }
+        if waiting.questions.len() >= QUESTIONS_MAX {
+            return Err(Refused::Full);
+        }
+        waiting.questions.push_back(question);
+        drop(waiting);
+        self.filled.notify_one();
+        Ok(())
+    }
+
+    /// Waits for a question; `None` once the queue is closed and empty.
+    fn take(&self) -> Option<Question> {
+        let mut waiting = self.lock();
+        loop {
+            match waiting.questions.pop_front() {
+                None if !waiting.is_closed => {
+                    waiting = self.filled.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+                }
+                next => return next,
+            }
+        }
+    }
+
+    pub(super) fn close(&self) {
+        self.lock().is_closed = true;
+        self.filled.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        // Every step under the lock leaves the queue whole.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Starts one such thread. It opens its connection when it is first asked.
-pub(super) fn start(place: Place, serving: Arc<Serving<Ask>>) -> std::io::Result<JoinHandle<()>> {
+impl std::fmt::Debug for Questions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Questions")
+    }
+}
+
+/// Held by the threads that serve a queue: when the last has ended, even by a panic, no caller waits any more.
+pub(super) struct Answering(pub(super) Arc<Questions>);
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        let left = std::mem::replace(
+            &mut *self.0.lock(),
+            Waiting { is_closed: true, questions: VecDeque::new() },
+        );
+        // Dropping a question drops its reply, which its caller sees. Not under the lock, because a caller may come back.
+        drop(left);
+    }
+}
+
+/// Starts one thread. It opens its connection when it is first asked.
+pub(super) fn start(file: StoreFile, answering: Arc<Answering>) -> std::io::Result<JoinHandle<()>> {
     thread::Builder::new().name("ibid-sqlite-read".to_owned()).spawn(move || {
-        let mut reader = Reader { place, connection: None, policies: Policies::default() };
-        while let Found::Job(ask) = serving.0.take(None) {
-            reader.answer(ask);
+        let mut reader = Reader { file, connection: None, policies: Policies::default() };
+        while let Some(question) = answering.0.take() {
+            question(&mut reader);
         }
     })
 }
 
-struct Reader {
-    place: Place,
+pub(super) struct Reader {
+    file: StoreFile,
     connection: Option<Connection>,
     policies: Policies,
 }
 
 impl Reader {
-    fn answer(&mut self, ask: Ask) {
-        // Whoever left no longer needs to know.
-        match ask {
-            Ask::Load { ids, reply } => drop(reply.send(self.read("load", |view| view.load(&ids)))),
-            Ask::Due { state, limit, reply } => {
-                drop(reply.send(self.read("find due records", |view| view.due(state, limit))));
-            }
-            Ask::List { filter, reply } => drop(reply.send(self.read("list", |view| view.list(&filter)))),
-            Ask::History { id, reply } => {
-                drop(reply.send(self.read("read the history", |view| view.history(id))));
-            }
-            Ask::OtherSecret { known, reply } => {
-                drop(reply.send(self.read("look for secrets", |view| view.find_unknown_secret(&known))));
-            }
-            Ask::Bodies { id, birth, reply } => {
-                drop(reply.send(self.read("read bodies", |view| view.bodies(id, birth))));
-            }
-            Ask::Count { reply } => drop(reply.send(self.read("count", |view| view.count()))),
-            Ask::Evidence { which, limit, reply } => {
-                let found = self.read("find evidence", |view| evidence::open(view.connection, which, limit));
-                drop(reply.send(found));
-            }
-            Ask::Ripe { course, reply } => {
-                let ripe = |view: &mut View<'_>| reap::ripe(view.connection, course, view.now);
-                drop(reply.send(self.read("count what would go", ripe)));
-            }
-            Ask::Setting { name, reply } => {
-                drop(reply.send(self.read("read a setting", |view| setting(view.connection, &name))));
-            }
-        }
-    }
-
     /// Runs `look` on one snapshot of the file.
-    fn read<T>(
+    pub(super) fn read<T>(
         &mut self,
         op: &'static str,
         look: impl FnOnce(&mut View<'_>) -> rusqlite::Result<T>,
@@ -120,69 +133,55 @@ impl Reader {
     fn look<T>(&mut self, look: impl FnOnce(&mut View<'_>) -> rusqlite::Result<T>) -> rusqlite::Result<T> {
         let connection = match &mut self.connection {
             Some(connection) => connection,
-            none => none.insert(open::reader(&self.place)?),
+            none => none.insert(open::reader(&self.file)?),
         };
-        // Read before the snapshot is taken: what looks due then was due, and a takeover can only be late.
-        let now = self.place.now();
+        // Read before the snapshot is taken: a record that looks due then was due, and a takeover can only be late.
+        let now = self.file.now();
         let snapshot = connection.unchecked_transaction()?;
         look(&mut View { connection: &snapshot, policies: &mut self.policies, now })
     }
 }
 
 /// The file at one instant.
-struct View<'c> {
-    connection: &'c Connection,
+pub(super) struct View<'c> {
+    pub(super) connection: &'c Connection,
     policies: &'c mut Policies,
-    now: Timestamp,
+    pub(super) now: Timestamp,
 }
 
+/// A record with its place in a list, so that the list can continue behind it.
+pub(super) type Placed = (StoredRecord, (i64, i64));
+
 impl View<'_> {
-    fn load(&mut self, ids: &[RecordId]) -> rusqlite::Result<Vec<Option<StoredRecord>>> {
+    pub(super) fn load(&mut self, id: RecordId) -> rusqlite::Result<Option<StoredRecord>> {
         let View { connection, policies, now } = self;
-        let mut load = connection.prepare_cached(include_str!("sql/load.sql"))?;
-        let mut one = |id: &RecordId| {
-            let found = load.query_row([id.as_bytes()], |row| row::stored(connection, policies, row, *now));
-            found.optional()
-        };
-        ids.iter().map(&mut one).collect()
+        let mut load = connection.prepare_cached(include_str!("../../record_sql/sqlite/load.sql"))?;
+        let params = params![id.as_bytes(), now.as_micros()];
+        load.query_row(params, |row| row::stored(connection, policies, row, *now)).optional()
     }
 
-    fn due(&mut self, state: State, limit: u32) -> rusqlite::Result<Vec<StoredRecord>> {
-        let now = self.now.as_micros();
-        self.many(include_str!("sql/due.sql"), params![state.code(), now, most(limit)], limit)
+    pub(super) fn due(
+        &mut self,
+        state: State,
+        after: Option<&Cursor>,
+        limit: u32,
+    ) -> rusqlite::Result<Page<StoredRecord>> {
+        let (at, after) = after.and_then(place_of).unwrap_or((i64::MIN, 0));
+        let params = params![state.code(), self.now.as_micros(), at, after, most(limit)];
+        let found = self.placed(include_str!("sql/due.sql"), params, limit, |_| true)?;
+        let page = Page::new(found, limit, |(_, (at, row))| cursor_of(*at, *row));
+        Ok(Page { items: page.items.into_iter().map(|(stored, _)| stored).collect(), next: page.next })
     }
 
-    fn list(&mut self, filter: &RecordFilter) -> rusqlite::Result<Vec<StoredRecord>> {
-        let all = (RecordId::from_bytes([0; RecordId::LEN]), RecordId::from_bytes([0xff; RecordId::LEN]));
-        let (low, high) = filter.prefix.as_ref().map_or(all, |prefix| prefix.bounds());
-        // Nothing sorts before the empty string of bytes.
-        let after = filter.after.as_ref().map_or(&[][..], |id| id.as_bytes());
-        let fit = params![
-            low.as_bytes(),
-            high.as_bytes(),
-            after,
-            filter.state.map(State::code),
-            filter.tenant,
-            filter.key,
-            filter.method,
-            filter.path.as_ref().map(glob),
-            filter.path.as_ref().and_then(PathPattern::slashes),
-            filter.dead_letter.then_some(Flags::DEAD_LETTER),
-            filter.created_from.map(Timestamp::as_micros),
-            filter.before(self.now).map(Timestamp::as_micros),
-            most(filter.limit)
-        ];
-        self.many(include_str!("sql/list.sql"), fit, filter.limit)
-    }
-
-    /// The first `limit` of those that can be read. One that can't is told of and passed over: it must not hide those
-    /// behind it.
-    fn many(
+    /// Returns the first `limit` records that can be read and that fit. A record that cannot be read is logged and passed
+    /// over, so that it does not hide those behind it.
+    pub(super) fn placed(
         &mut self,
         sql: &str,
         params: impl rusqlite::Params,
         limit: u32,
-    ) -> rusqlite::Result<Vec<StoredRecord>> {
+        fits: impl Fn(&StoredRecord) -> bool,
+    ) -> rusqlite::Result<Vec<Placed>> {
         let View { connection, policies, now } = self;
         let mut statement = connection.prepare_cached(sql)?;
         let mut rows = statement.query(params)?;
@@ -191,8 +190,9 @@ impl View<'_> {
             && let Some(row) = rows.next()?
         {
             match row::stored(connection, policies, row, *now) {
-                Ok(stored) => read.push(stored),
-                Err(error) if row::is_unreadable(&error) => unread.push((row::short(row), error)),
+                Ok(stored) if fits(&stored) => read.push((stored, row::place(row)?)),
+                Ok(_) => {}
+                Err(error) if row::is_unreadable(&error) => unread.push((row::short_id(row), error)),
                 Err(error) => return Err(error),
             }
         }
@@ -202,49 +202,12 @@ impl View<'_> {
         Ok(read)
     }
 
-    fn history(&mut self, id: RecordId) -> rusqlite::Result<Vec<(Timestamp, History)>> {
-        let mut history = self.connection.prepare_cached(include_str!("sql/history.sql"))?;
-        let lines = history.query_map([id.as_bytes()], |row| {
-            let what =
-                HistoryKind::from_code(row.get(1)?).ok_or_else(|| unreadable(1, "an unknown event"))?;
-            Ok((Timestamp::from_micros(row.get(0)?), History { what, detail: row.get(2)? }))
-        })?;
-        lines.collect()
-    }
-
-    fn find_unknown_secret(&mut self, known: &[SecretId]) -> rusqlite::Result<Option<SecretId>> {
-        // Hex digits need no escapes.
-        let known: Vec<String> = known.iter().map(|id| format!("\"{id}\"")).collect();
-        let mut other = self.connection.prepare_cached(include_str!("sql/other_secret.sql"))?;
-        let found =
-            other.query_row([format!("[{}]", known.join(","))], |row| row.get::<_, [u8; SecretId::LEN]>(0));
-        Ok(found.optional()?.map(SecretId::from_bytes))
-    }
-
-    fn bodies(&mut self, id: RecordId, birth: Nonce) -> rusqlite::Result<Vec<(u32, Bytes)>> {
+    pub(super) fn bodies(&mut self, id: RecordId, birth: Nonce) -> rusqlite::Result<Vec<(u32, Bytes)>> {
         let mut bodies = self.connection.prepare_cached(include_str!("sql/bodies.sql"))?;
-        let rows = bodies.query_map(params![id.as_bytes(), row::bits(birth)], |row| {
+        let rows = bodies.query_map(params![id.as_bytes(), bits(birth)], |row| {
             Ok((row.get(0)?, Bytes::from(row.get::<_, Vec<u8>>(1)?)))
         })?;
         rows.collect()
-    }
-
-    fn count(&mut self) -> rusqlite::Result<RecordCounts> {
-        let mut count = self.connection.prepare_cached(include_str!("sql/count.sql"))?;
-        let mut rows = count.query([Flags::DEAD_LETTER])?;
-        let mut counts = RecordCounts::default();
-        while let Some(row) = rows.next()? {
-            let state = State::from_code(row.get(0)?).ok_or_else(|| unreadable(0, "an unknown state"))?;
-            // Every state is among all states.
-            let place = State::ALL.iter().position(|known| *known == state).unwrap_or_default();
-            counts.by_state[place] = row.get::<_, i64>(1)?.cast_unsigned();
-            counts.dead_letters += row.get::<_, i64>(2)?.cast_unsigned();
-            counts.oldest[place] = Some(self.now.since(Timestamp::from_micros(row.get(3)?)));
-        }
-        let mut effects = self.connection.prepare_cached(include_str!("sql/count_effects.sql"))?;
-        let states = [EffectState::Dead.code(), EffectState::Unknown.code()];
-        counts.dead_effects = effects.query_row(states, |row| row.get::<_, i64>(0))?.cast_unsigned();
-        Ok(counts)
     }
 }
 
@@ -254,28 +217,24 @@ pub(super) fn setting(connection: &Connection, name: &str) -> rusqlite::Result<O
     setting.query_row([name], |row| row.get(0).map(|value: Vec<u8>| Bytes::from(value))).optional()
 }
 
-/// The pattern as GLOB takes it: unlike LIKE it tells `a` from `A`.
-fn glob(pattern: &PathPattern) -> String {
-    let mut glob = String::new();
-    for part in pattern.parts() {
-        match part {
-            PathPart::Some => glob.push_str("?*"),
-            PathPart::Text(text) => text.chars().for_each(|char| match char {
-                '*' | '?' | '[' => glob.extend(['[', char, ']']),
-                char => glob.push(char),
-            }),
-        }
-    }
-    glob
+/// Encodes a place: an instant, and a row as the tie-breaker.
+pub(super) fn cursor_of(at: i64, row: i64) -> Cursor {
+    Cursor(Bytes::from([at.to_be_bytes(), row.to_be_bytes()].concat()))
 }
 
-/// How many to ask for, so that enough can be read: rows are stepped through until they are.
+/// Decodes the place of [`cursor_of`]; `None` if this is another cursor.
+pub(super) fn place_of(cursor: &Cursor) -> Option<(i64, i64)> {
+    let (at, row) = cursor.0.split_first_chunk::<8>()?;
+    Some((i64::from_be_bytes(*at), i64::from_be_bytes(row.try_into().ok()?)))
+}
+
+/// How many rows to ask for, so that enough can be read.
 fn most(limit: u32) -> i64 {
     i64::from(limit) + UNREADABLE_MAX
 }
 
-/// Records that can't be read and are passed over at once. With more of them this is no ibid to work on that file.
+/// Records that can't be read and are passed over at once. A file with more of them needs another version of ibid.
 const UNREADABLE_MAX: i64 = 10_000;
 
-/// About what a question weighs while it waits; its answer weighs more.
-const ASK_BYTES: usize = 4 << 10;
+/// Most questions that wait: over a second of work for four threads. A caller that waits longer has given up.
+const QUESTIONS_MAX: usize = 1 << 14;

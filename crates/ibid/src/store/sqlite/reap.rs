@@ -1,189 +1,312 @@
-//! The reaper's steps on the thread that writes, each in a transaction of its own; and what it would find.
+//! The reaper's steps on the thread that writes, and the count of what they would remove.
+//!
+//! Records that were written once and finished once are found by ranges of neighbouring rows (`ibid_reap_range`), so that
+//! their removal costs two operations on a b-tree. All others are found by `ibid_record_reap`.
 
 use std::time::{Duration, Instant};
 
 use ibid_core::reap::{ReapCount, ReapStep, ReapTarget};
-use ibid_core::record::{Flags, RecordDetails};
-use ibid_core::store::StoreError;
+use ibid_core::store::Cursor;
 use ibid_core::time::Timestamp;
-use rusqlite::{Connection, params, params_from_iter};
+use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
 
-use super::failure::{self, Reach, store_error};
-use super::writer::Writer;
+use super::failure::{self, Reach};
+use super::order::{self, ORDER_STEP};
 
-impl Writer {
-    /// One step on a course.
-    pub(super) fn reap(&mut self, course: ReapTarget, from: i64, limit: u32) -> Result<ReapStep, StoreError> {
-        if limit == 0 {
-            return Ok(ReapStep::default());
-        }
-        let limit = limit.min(STEP_MAX);
-        let started = Instant::now();
-        let reaped = self.transact(|connection, _, now| {
-            Ok(match course {
-                ReapTarget::Records => records(connection, from, limit, now)?,
-                ReapTarget::Effects { keep } => {
-                    let look = include_str!("sql/reap_effects_look.sql");
-                    places(connection, look, include_str!("sql/reap_effects.sql"), from, limit, now, keep)?
-                }
-                ReapTarget::History { keep } => {
-                    let look = include_str!("sql/reap_history_look.sql");
-                    places(connection, look, include_str!("sql/reap_history.sql"), from, limit, now, keep)?
-                }
-                ReapTarget::Room => give_back(connection, limit)?,
-            })
-        });
-        let reaped = reaped.map_err(|stumble| store_error(OP, stumble.error))?;
-        Ok(ReapStep { took: started.elapsed(), ..reaped })
-    }
-}
-
-/// What would go now.
-pub(super) fn ripe(
+/// Takes one step on `target`.
+pub(super) fn step(
     connection: &Connection,
-    course: ReapTarget,
-    now: Timestamp,
-) -> rusqlite::Result<ReapCount> {
-    let (sql, by) = match course {
-        ReapTarget::Records => {
-            (include_str!("sql/ripe_records.sql"), vec![now.as_micros(), DEAD_LETTER.into()])
-        }
-        ReapTarget::Effects { keep } => (include_str!("sql/ripe_effects.sql"), vec![before(now, keep)]),
-        ReapTarget::History { keep } => (include_str!("sql/ripe_history.sql"), vec![before(now, keep)]),
-        ReapTarget::Room => return Ok(ReapCount::default()),
-    };
-    connection.prepare_cached(sql)?.query_row(params_from_iter(by), |row| {
-        let count = |column| row.get::<_, i64>(column).map(i64::cast_unsigned);
-        Ok(ReapCount { strip: count(0)?, remove: count(1)? })
-    })
-}
-
-fn records(connection: &Connection, from: i64, limit: u32, now: Timestamp) -> rusqlite::Result<ReapStep> {
-    let mut look = limit;
-    loop {
-        let (reaped, stuck) = records_among(connection, from, look, limit, now)?;
-        if !stuck || look >= STEP_MAX {
-            return Ok(reaped);
-        }
-        // Others at the same instant may come after those that are held.
-        look = look.saturating_mul(2).min(STEP_MAX);
-    }
-}
-
-/// What goes, `limit` at most, of the next `look` records; and whether all of them are held, at one instant.
-fn records_among(
-    connection: &Connection,
-    from: i64,
-    look: u32,
+    target: ReapTarget,
+    after: Option<&Cursor>,
     limit: u32,
     now: Timestamp,
-) -> rusqlite::Result<(ReapStep, bool)> {
-    let mut pick = connection.prepare_cached(include_str!("sql/reap_pick.sql"))?;
-    let picked = pick.query_map(params![now.as_micros(), from, look, DEAD_LETTER], |row| {
-        Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, bool>(2)?))
-    })?;
-    let rows: Vec<(i64, i64, bool)> = picked.collect::<rusqlite::Result<_>>()?;
-    let mut remove = connection.prepare_cached(include_str!("sql/reap_row.sql"))?;
-    let mut strip = connection.prepare_cached(include_str!("sql/reap_strip.sql"))?;
-    let mut bodies = connection.prepare_cached(include_str!("sql/reap_bodies.sql"))?;
-    let note = RecordDetails::default().to_bytes();
-    // Of the held ones, those at `at`.
-    let (mut reaped, mut at, mut held_here) = (ReapStep::default(), from, 0);
-    let mut more = rows.len() == look as usize;
-    for (its, row, goes) in &rows {
-        if reaped.removed + reaped.stripped == u64::from(limit) {
-            more = true;
-            break;
+) -> rusqlite::Result<ReapStep> {
+    if limit == 0 {
+        return Ok(ReapStep::default());
+    }
+    let limit = limit.min(STEP_MAX);
+    let started = Instant::now();
+    let number = after.and_then(Cursor::as_i64).unwrap_or(0);
+    let step = match target {
+        ReapTarget::Records => records(connection, after, limit, now)?,
+        ReapTarget::Effects { keep } => {
+            let look = include_str!("sql/reap_effects_look.sql");
+            lines(connection, look, include_str!("sql/reap_effects.sql"), (number, limit), before(now, keep))?
         }
-        held_here = if *its == at { held_here } else { 0 };
-        at = *its;
-        let done = if *goes { remove.execute([row]) } else { strip.execute(params![row, note]) };
-        match done {
-            Ok(_) => {
-                bodies.execute([row])?;
-                *(if *goes { &mut reaped.removed } else { &mut reaped.stripped }) += 1;
-            }
-            // A row of the application refers to it and forbids that it goes. That is the application's right, and no
-            // reason to keep all those behind it.
-            Err(error) if failure::reach(&error) == Reach::One => {
-                tracing::debug!(%error, row, "a record that is past its time is held");
-                reaped.held += 1;
-                held_here += 1;
-            }
-            Err(error) => return Err(error),
+        ReapTarget::History { keep } => {
+            let look = include_str!("sql/reap_history_look.sql");
+            lines(connection, look, include_str!("sql/reap_history.sql"), (number, limit), before(now, keep))?
         }
-    }
-    if !more {
-        return Ok((reaped, false));
-    }
-    // Those that are left at the last instant come first in the next step, and are counted there; unless all of this one
-    // are held, for then it would never get past them.
-    let stuck = at == from && reaped.removed + reaped.stripped == 0;
-    if !stuck {
-        reaped.held -= held_here;
-    }
-    reaped.next = Some(at.saturating_add(i64::from(stuck)));
-    Ok((reaped, stuck))
+        ReapTarget::Policies => policies(connection, limit, now)?,
+        ReapTarget::Room => free_pages(connection, limit)?,
+    };
+    Ok(ReapStep { took: started.elapsed(), ..step })
 }
 
-/// A step along places, which are in the order of time.
-fn places(
+/// Counts what would go now.
+pub(super) fn count(
+    connection: &Connection,
+    target: ReapTarget,
+    now: Timestamp,
+) -> rusqlite::Result<ReapCount> {
+    let count = |row: &rusqlite::Row<'_>| {
+        let number = |column| row.get::<_, i64>(column).map(i64::cast_unsigned);
+        Ok(ReapCount { strip: number(0)?, remove: number(1)? })
+    };
+    let (sql, by) = match target {
+        ReapTarget::Records => (include_str!("sql/ripe_index.sql"), now.as_micros()),
+        ReapTarget::Effects { keep } => (include_str!("sql/ripe_effects.sql"), before(now, keep)),
+        ReapTarget::History { keep } => (include_str!("sql/ripe_history.sql"), before(now, keep)),
+        ReapTarget::Policies => (include_str!("sql/ripe_policies.sql"), now.as_micros()),
+        ReapTarget::Room => return Ok(ReapCount::default()),
+    };
+    let mut total = connection.prepare_cached(sql)?.query_row([by], count)?;
+    if target == ReapTarget::Records {
+        let mut ranges = connection.prepare_cached(include_str!("sql/ripe_ranges.sql"))?;
+        let mut ranges = ranges.query([now.as_micros()])?;
+        let mut ripe = connection.prepare_cached(include_str!("sql/ripe_range.sql"))?;
+        while let Some(range) = ranges.next()? {
+            let (first, last): (i64, i64) = (range.get(0)?, range.get(1)?);
+            let part = ripe.query_row([first, last, now.as_micros()], count)?;
+            total = ReapCount { strip: total.strip + part.strip, remove: total.remove + part.remove };
+        }
+    }
+    Ok(total)
+}
+
+/// Orders new rows, then visits ranges, then the index from `after` on, until `limit` rows are stripped or deleted.
+fn records(
+    connection: &Connection,
+    after: Option<&Cursor>,
+    limit: u32,
+    now: Timestamp,
+) -> rusqlite::Result<ReapStep> {
+    let from = after.and_then(Place::of).unwrap_or(Place::START);
+    let is_ordered = order::order_rows(connection, ORDER_STEP)?;
+    let mut remover = Remover::new(connection)?;
+    let ranges_left = ranges(connection, &mut remover, limit, now)?;
+    // The index comes last, so that rows which stay are counted once.
+    let left = limit.saturating_sub(remover.count());
+    let next = match ranges_left || !is_ordered || left == 0 {
+        true => Some(from),
+        false => index(connection, &mut remover, from, left, now)?,
+    };
+    let step = remover.step;
+    if step.removed > 0 {
+        order::lower(connection)?;
+    }
+    Ok(ReapStep { next: next.map(Place::cursor), ..step })
+}
+
+/// Visits ranges whose instant has come. Returns whether some are left.
+fn ranges(
+    connection: &Connection,
+    remover: &mut Remover<'_>,
+    limit: u32,
+    now: Timestamp,
+) -> rusqlite::Result<bool> {
+    let mut next = connection.prepare_cached(include_str!("sql/reap_range.sql"))?;
+    let mut rows = connection.prepare_cached(include_str!("sql/reap_range_rows.sql"))?;
+    let mut keep = connection.prepare_cached(include_str!("sql/reap_keep.sql"))?;
+    for _ in 0..RANGES_MAX {
+        let range = next.query_row([now.as_micros()], |row| {
+            Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, i64>(2)?))
+        });
+        let Some((first, last, at)) = range.optional()? else { return Ok(false) };
+        remover.looked_at(at, now);
+        let left = limit.saturating_sub(remover.count());
+        if left == 0 {
+            return Ok(true);
+        }
+        let found = rows.query_map(params![first, last, now.as_micros(), left], |row| {
+            Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, bool>(2)?, row.get::<_, bool>(3)?))
+        })?;
+        let found: Vec<(i64, i64, bool, bool)> = found.collect::<rusqlite::Result<_>>()?;
+        for (row, at, may_go, is_purged) in &found {
+            // Rows that must stay move to the index, which passes over them. Those that the application holds are
+            // counted there, too.
+            if !may_go || !remover.remove(*row, *is_purged)? {
+                keep.execute([row, at])?;
+            }
+        }
+        if found.len() < left as usize {
+            leave_range(connection, first, last)?;
+        }
+    }
+    Ok(true)
+}
+
+/// Sets when the range is visited again, or deletes it if no row is left.
+fn leave_range(connection: &Connection, first: i64, last: i64) -> rusqlite::Result<()> {
+    let mut left = connection.prepare_cached(include_str!("sql/reap_range_left.sql"))?;
+    let (at, rows): (Option<i64>, i64) =
+        left.query_row([first, last], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    match at {
+        Some(at) => {
+            let mut move_on = connection.prepare_cached(include_str!("sql/reap_range_move.sql"))?;
+            move_on.execute([first, at, rows]).map(drop)
+        }
+        None => connection.prepare_cached(include_str!("sql/reap_range_drop.sql"))?.execute([first]).map(drop),
+    }
+}
+
+/// Removes rows of the index from a place on. Returns the place to continue at, if rows are left.
+fn index(
+    connection: &Connection,
+    remover: &mut Remover<'_>,
+    from: Place,
+    limit: u32,
+    now: Timestamp,
+) -> rusqlite::Result<Option<Place>> {
+    let mut pick = connection.prepare_cached(include_str!("sql/reap_pick.sql"))?;
+    let rows = pick.query_map(params![now.as_micros(), from.at, from.row, limit], |row| {
+        Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, bool>(2)?))
+    })?;
+    let rows: Vec<(i64, i64, bool)> = rows.collect::<rusqlite::Result<_>>()?;
+    for (row, at, is_purged) in &rows {
+        remover.looked_at(*at, now);
+        if !remover.remove(*row, *is_purged)? {
+            remover.step.held += 1;
+        }
+    }
+    let is_full = rows.len() == limit as usize;
+    Ok(rows.last().filter(|_| is_full).map(|(row, at, _)| Place { at: *at, row: *row }))
+}
+
+/// Deletes and strips rows, and counts them.
+struct Remover<'c> {
+    delete: CachedStatement<'c>,
+    strip: CachedStatement<'c>,
+    bodies: CachedStatement<'c>,
+    step: ReapStep,
+}
+
+impl<'c> Remover<'c> {
+    fn new(connection: &'c Connection) -> rusqlite::Result<Remover<'c>> {
+        Ok(Remover {
+            delete: connection.prepare_cached(include_str!("sql/reap_row.sql"))?,
+            strip: connection.prepare_cached(include_str!("sql/reap_strip.sql"))?,
+            bodies: connection.prepare_cached(include_str!("sql/reap_bodies.sql"))?,
+            step: ReapStep::default(),
+        })
+    }
+
+    /// Deletes a row that is past its purge instant, or strips it. Returns `false` if the application forbids it.
+    fn remove(&mut self, row: i64, is_purged: bool) -> rusqlite::Result<bool> {
+        let done = if is_purged { self.delete.execute([row]) } else { self.strip.execute([row]) };
+        match done {
+            Ok(_) => {
+                self.bodies.execute([row])?;
+                *(if is_purged { &mut self.step.removed } else { &mut self.step.stripped }) += 1;
+                Ok(true)
+            }
+            // A row of the application refers to the record and forbids it. That is its right, and no reason to keep the
+            // rows behind it.
+            Err(error) if failure::reach(&error) == Reach::One => {
+                tracing::debug!(%error, row, "expired record kept: an application row references it");
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn looked_at(&mut self, at: i64, now: Timestamp) {
+        let behind = now.since(Timestamp::from_micros(at));
+        self.step.behind = self.step.behind.max(Some(behind));
+    }
+
+    fn count(&self) -> u32 {
+        u32::try_from(self.step.removed + self.step.stripped).unwrap_or(u32::MAX)
+    }
+}
+
+/// A place in the reaper's index.
+#[derive(Clone, Copy)]
+struct Place {
+    at: i64,
+    row: i64,
+}
+
+impl Place {
+    const START: Place = Place { at: i64::MIN, row: 0 };
+
+    fn of(cursor: &Cursor) -> Option<Place> {
+        super::reader::place_of(cursor).map(|(at, row)| Place { at, row })
+    }
+
+    fn cursor(self) -> Cursor {
+        super::reader::cursor_of(self.at, self.row)
+    }
+}
+
+/// Takes a step along rows whose numbers are in the order of time: effects and history lines.
+fn lines(
     connection: &Connection,
     look: &str,
     remove: &str,
-    from: i64,
-    limit: u32,
-    now: Timestamp,
-    keep: Duration,
+    (from, limit): (i64, u32),
+    written_by: i64,
 ) -> rusqlite::Result<ReapStep> {
     let mut look = connection.prepare_cached(look)?;
     let (last, looked, youngest): (Option<i64>, u32, Option<i64>) =
         look.query_row(params![from, limit], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
     let (Some(last), Some(youngest)) = (last, youngest) else { return Ok(ReapStep::default()) };
-    let by = before(now, keep);
-    let removed = connection.prepare_cached(remove)?.execute(params![from, last, by])? as u64;
-    let next = (looked == limit && youngest <= by).then_some(last);
+    let removed = connection.prepare_cached(remove)?.execute(params![from, last, written_by])? as u64;
+    let next = (looked == limit && youngest <= written_by).then_some(Cursor::of_i64(last));
     Ok(ReapStep { removed, next, ..ReapStep::default() })
 }
 
-/// Gives unused pages at the end of the file back to the system, if it was made for that. Some are kept, because what is
-/// written next would only have to ask for them again.
-fn give_back(connection: &Connection, limit: u32) -> rusqlite::Result<ReapStep> {
+/// Deletes policies that no record can name any more. New rows are ordered first, because an open record that is not
+/// ordered yet cannot be found.
+fn policies(connection: &Connection, limit: u32, now: Timestamp) -> rusqlite::Result<ReapStep> {
+    if !order::order_rows(connection, ORDER_STEP)? {
+        return Ok(ReapStep { next: Some(Cursor::of_i64(0)), ..ReapStep::default() });
+    }
+    let mut remove = connection.prepare_cached(include_str!("sql/reap_policies.sql"))?;
+    let removed = remove.execute(params![now.as_micros(), limit])? as u64;
+    let next = (removed == u64::from(limit)).then_some(Cursor::of_i64(0));
+    Ok(ReapStep { removed, next, ..ReapStep::default() })
+}
+
+/// Returns unused pages at the end of the file to the system, if the file was made for that. Some are kept, because the next
+/// records would only have to ask for them again.
+fn free_pages(connection: &Connection, limit: u32) -> rusqlite::Result<ReapStep> {
     let ask = |pragma: &str| connection.query_row(pragma, [], |row| row.get::<_, u32>(0));
     if ask("pragma auto_vacuum")? != INCREMENTAL {
         return Ok(ReapStep::default());
     }
     let (free, all) = (ask("pragma freelist_count")?, ask("pragma page_count")?);
     let spare = ((all - free) / SPARE_PART).max(SPARE_PAGES_MIN);
-    let step = free.saturating_sub(spare).min(limit);
+    let step = free.saturating_sub(spare).min(limit).min(PAGES_MAX);
     if step == 0 {
         return Ok(ReapStep::default());
     }
-    // It gives a row per page, and does nothing unless they are asked for.
+    // It returns a row per page, and does nothing unless the rows are read.
     let mut vacuum = connection.prepare(&format!("pragma incremental_vacuum({step})"))?;
     let mut pages = vacuum.query([])?;
     while pages.next()?.is_some() {}
-    let next = (free - step > spare).then_some(0);
+    let next = (free - step > spare).then_some(Cursor::of_i64(0));
     Ok(ReapStep { removed: step.into(), next, ..ReapStep::default() })
 }
 
 fn before(now: Timestamp, keep: Duration) -> i64 {
-    now.as_micros().saturating_sub(i64::try_from(keep.as_micros()).unwrap_or(i64::MAX))
+    now.before(keep).as_micros()
 }
 
-const OP: &str = "reap";
-
-/// What a person must look at stays until one did.
-const DEAD_LETTER: u8 = Flags::DEAD_LETTER;
-
-/// Rows in one transaction at most, whatever is asked: every other write waits for it.
+/// Rows in one step at most, whatever is asked: the changes that it shares a transaction with wait for it.
 const STEP_MAX: u32 = 2000;
 
-/// What `pragma auto_vacuum` says of a file that can give pages back step by step.
+/// Ranges in one step at most. A range costs a pass over its rows even if only few of them go.
+const RANGES_MAX: u32 = 16;
+
+/// Pages that one step returns at most: moving them takes some milliseconds, and commits wait.
+const PAGES_MAX: u32 = 512;
+
+/// The value of `pragma auto_vacuum` for a file that can return pages step by step.
 const INCREMENTAL: u32 = 2;
 
 /// A tenth of what is in use stays free: minutes of new records on a busy file.
 const SPARE_PART: u32 = 10;
 
-/// Pages that are never worth giving back: 4 MiB.
+/// Pages that are never worth returning: 4 MiB.
 const SPARE_PAGES_MIN: u32 = 1024;

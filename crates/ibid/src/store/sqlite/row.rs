@@ -1,86 +1,52 @@
-//! Rows as Records. The order of columns is that of `load.sql`, `due.sql` and `list.sql`.
+//! Rows as records, and parameters as SQLite binds them. The columns are those of `ibid_core::row`.
 
-use std::collections::HashMap;
+use std::borrow::Cow;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use ibid_core::change::StoredRecord;
-use ibid_core::fingerprint::Fingerprint;
-use ibid_core::policy::Policy;
-use ibid_core::record::{Flags, Nonce, Record, RecordDetails, State, Version};
-use ibid_core::scope::{Identity, RecordId};
+use ibid_core::row::{RECORD_COLUMNS, RowCells, UnreadableRow, read_record};
+use ibid_core::scope::RecordId;
+use ibid_core::sql::Param;
 use ibid_core::time::Timestamp;
-use rusqlite::types::{FromSql, Type};
-use rusqlite::{Connection, Error, OptionalExtension, Row};
+use rusqlite::types::{ToSqlOutput, Type, ValueRef};
+use rusqlite::{Connection, Error, Row, Statement};
 
-/// The Record in a row, with its answer.
+use super::policies::Policies;
+
+/// Reads the record in a row, with its response.
 ///
-/// What this program can't read is an error, never a default: a fingerprint taken for none would let another's
-/// request through.
+/// # Errors
+///
+/// A row that this program cannot read is an error that [`is_unreadable`] recognises.
 pub(super) fn stored(
     connection: &Connection,
     policies: &mut Policies,
     row: &Row<'_>,
     now: Timestamp,
 ) -> rusqlite::Result<StoredRecord> {
-    let mut cells = Cells { row, next: 0 };
-    let id = RecordId::from_bytes(cells.get()?);
-    let version = Version { count: cells.get()?, nonce: cells.nonce()? };
-    let (birth, owner) = (cells.nonce()?, cells.nonce()?);
-    let attempt = cells.get()?;
-    let state = cells.get().map(State::from_code)?.ok_or_else(|| cells.unreadable("an unknown state"))?;
-    let flags = Flags::from_bits(cells.get()?);
-    let policy = policies.load(connection, cells.get()?)?;
-    let point = cells.get()?;
-    let created_at = Timestamp::from_micros(cells.get()?);
-    let (ran_at, completed_at) = (cells.instant()?, cells.instant()?);
-    let (due_at, expires_at, purge_at) = (cells.instant()?, cells.instant()?, cells.instant()?);
-    let fingerprint = match cells.bytes()? {
-        None => None,
-        Some(bytes) => {
-            let known = Fingerprint::from_bytes(bytes);
-            Some(known.ok_or_else(|| cells.unreadable("a fingerprint of an unknown version"))?)
+    // A failure of the file while the policy is loaded is not the row's.
+    let mut failure = None;
+    let policy = |number| match policies.load(connection, number) {
+        Ok(policy) => policy,
+        Err(error) => {
+            failure = Some(error);
+            Err(UnreadableRow("its policy can't be loaded"))
         }
     };
-    let identity = Identity::stored(cells.text()?, cells.text()?, cells.text()?, cells.text()?);
-    let identity = identity.ok_or_else(|| cells.unreadable("not a tenant and a key"))?;
-    let note =
-        cells.bytes()?.and_then(RecordDetails::from_bytes).ok_or_else(|| cells.unreadable("not a note"))?;
-    let answer = cells.bytes()?.map(Bytes::copy_from_slice);
-    let record = Record {
-        id,
-        identity: Arc::new(identity),
-        version,
-        birth,
-        owner,
-        attempt,
-        state,
-        flags,
-        fingerprint,
-        policy,
-        point,
-        created_at,
-        ran_at,
-        completed_at,
-        due_at,
-        expires_at,
-        purge_at,
-        note,
-    };
-    Ok(StoredRecord { record: Arc::new(record), answer, now })
+    let read = read_record(&mut Cells { row, next: 0 }, policy);
+    match (read, failure) {
+        (_, Some(error)) => Err(error),
+        (Err(why), None) => Err(unreadable(why)),
+        (Ok((record, response)), None) => Ok(StoredRecord { record: Arc::new(record), response, now }),
+    }
 }
 
-/// A nonce with the same bits in the type that SQLite has.
-pub(super) fn bits(nonce: Nonce) -> i64 {
-    nonce.0.cast_signed()
+/// Converts an unreadable row to an error of the driver.
+pub(super) fn unreadable(why: UnreadableRow) -> Error {
+    Error::FromSqlConversionFailure(0, Type::Blob, Box::new(why))
 }
 
-/// A row that this program can't read.
-pub(super) fn unreadable(column: usize, what: &'static str) -> Error {
-    Error::FromSqlConversionFailure(column, Type::Blob, what.into())
-}
-
-/// Whether it is a row that this program can't read.
+/// Returns whether the error is a row that this program cannot read.
 pub(super) fn is_unreadable(error: &Error) -> bool {
     matches!(
         error,
@@ -90,9 +56,32 @@ pub(super) fn is_unreadable(error: &Error) -> bool {
     )
 }
 
-/// The id of a row's record, as logs have it.
-pub(super) fn short(row: &Row<'_>) -> String {
+/// Returns the id of a row's record, as logs have it.
+pub(super) fn short_id(row: &Row<'_>) -> String {
     row.get(0).map_or_else(|_| "?".to_owned(), |id| RecordId::from_bytes(id).short().to_string())
+}
+
+/// Columns behind those of the record: the place of the row in its list.
+pub(super) fn place(row: &Row<'_>) -> rusqlite::Result<(i64, i64)> {
+    Ok((row.get(RECORD_COLUMNS.len())?, row.get(RECORD_COLUMNS.len() + 1)?))
+}
+
+/// Binds `params` to a statement, in their order.
+pub(super) fn bind<'a>(
+    statement: &mut Statement<'_>,
+    params: impl IntoIterator<Item = Param<'a>>,
+) -> rusqlite::Result<()> {
+    for (at, param) in params.into_iter().enumerate() {
+        let value = match param {
+            Param::Null(_) => ValueRef::Null,
+            Param::Bool(value) => ValueRef::Integer(i64::from(value)),
+            Param::I64(value) => ValueRef::Integer(value),
+            Param::Text(value) => ValueRef::Text(value.as_bytes()),
+            Param::Bytes(value) => ValueRef::Blob(value),
+        };
+        statement.raw_bind_parameter(at + 1, ToSqlOutput::Borrowed(value))?;
+    }
+    Ok(())
 }
 
 /// Reads a row from left to right.
@@ -102,116 +91,55 @@ struct Cells<'r, 's> {
 }
 
 impl<'r> Cells<'r, '_> {
-    fn get<T: FromSql>(&mut self) -> rusqlite::Result<T> {
+    fn value(&mut self) -> Result<ValueRef<'r>, UnreadableRow> {
         self.next += 1;
-        self.row.get(self.next - 1)
-    }
-
-    fn nonce(&mut self) -> rusqlite::Result<Nonce> {
-        self.get().map(|bits: i64| Nonce(bits.cast_unsigned()))
-    }
-
-    fn instant(&mut self) -> rusqlite::Result<Option<Timestamp>> {
-        Ok(self.get::<Option<i64>>()?.map(Timestamp::from_micros))
-    }
-
-    fn text(&mut self) -> rusqlite::Result<&'r str> {
-        self.next += 1;
-        self.row.get_ref(self.next - 1)?.as_str().map_err(|_| self.unreadable("not text"))
-    }
-
-    fn bytes(&mut self) -> rusqlite::Result<Option<&'r [u8]>> {
-        self.next += 1;
-        self.row.get_ref(self.next - 1)?.as_blob_or_null().map_err(|_| self.unreadable("not bytes"))
-    }
-
-    /// The cell that was read last is not what it should be.
-    fn unreadable(&self, what: &'static str) -> Error {
-        unreadable(self.next - 1, what)
+        self.row.get_ref(self.next - 1).map_err(|_| UnreadableRow("a column is missing"))
     }
 }
 
-/// Policies by number and numbers by Policy, so that a write or a read seldom has to ask the file.
-///
-/// A number once committed never means anything else. Invariant: after a rollback this is emptied, for it may know
-/// numbers that the rollback took back.
-#[derive(Default)]
-pub(super) struct Policies {
-    by_number: HashMap<i64, Arc<Policy>>,
-    /// By the address of the policy, which stays taken while we hold it.
-    by_address: HashMap<usize, (Arc<Policy>, i64)>,
-}
-
-impl Policies {
-    /// The number of a policy, given out now if it has none.
-    pub(super) fn number(&mut self, connection: &Connection, policy: &Arc<Policy>) -> rusqlite::Result<i64> {
-        let address = Arc::as_ptr(policy).addr();
-        if let Some((_, number)) = self.by_address.get(&address) {
-            return Ok(*number);
-        }
-        // Writing into a Vec has no way to fail.
-        let data = minicbor::to_vec(&**policy).expect("a Vec takes every byte");
-        let mut find = connection.prepare_cached(include_str!("sql/policy_find.sql"))?;
-        let number = match find.query_row([&data], |row| row.get(0)).optional()? {
-            Some(number) => number,
-            None => connection.prepare_cached(include_str!("sql/policy_add.sql"))?.insert([&data])?,
-        };
-        self.make_room();
-        self.by_address.insert(address, (policy.clone(), number));
-        Ok(number)
+impl<'r> RowCells<'r> for Cells<'r, '_> {
+    fn integer(&mut self) -> Result<Option<i64>, UnreadableRow> {
+        self.value()?.as_i64_or_null().map_err(|_| UnreadableRow("not a number"))
     }
 
-    /// The policy with this number.
-    fn load(&mut self, connection: &Connection, number: i64) -> rusqlite::Result<Arc<Policy>> {
-        if let Some(policy) = self.by_number.get(&number) {
-            return Ok(policy.clone());
-        }
-        let mut load = connection.prepare_cached(include_str!("sql/policy_load.sql"))?;
-        let data: Option<Vec<u8>> = load.query_row([number], |row| row.get(0)).optional()?;
-        let data = data.ok_or_else(|| unreadable(0, "a policy that is not there"))?;
-        let policy: Policy =
-            minicbor::decode(&data).map_err(|_| unreadable(0, "a policy of an unknown version"))?;
-        let policy = Arc::new(policy);
-        self.make_room();
-        self.by_number.insert(number, policy.clone());
-        Ok(policy)
+    fn text(&mut self) -> Result<Option<Cow<'r, str>>, UnreadableRow> {
+        let text = self.value()?.as_str_or_null().map_err(|_| UnreadableRow("not text"))?;
+        Ok(text.map(Cow::Borrowed))
     }
 
-    /// Forgets everything.
-    pub(super) fn clear(&mut self) {
-        self.by_number.clear();
-        self.by_address.clear();
-    }
-
-    fn make_room(&mut self) {
-        if self.by_number.len().max(self.by_address.len()) >= POLICIES_MAX {
-            self.clear();
-        }
+    fn bytes(&mut self) -> Result<Option<Cow<'r, [u8]>>, UnreadableRow> {
+        let bytes = self.value()?.as_blob_or_null().map_err(|_| UnreadableRow("not bytes"))?;
+        Ok(bytes.map(Cow::Borrowed))
     }
 }
-
-/// Policies come from routes, and a gateway has dozens. Past this many somebody makes them up, and a lookup in the
-/// file is the price.
-const POLICIES_MAX: usize = 1024;
 
 #[cfg(test)]
 mod tests {
     use ibid_core::change::BodyKind;
 
     #[test]
-    fn all_queries_that_give_records_name_the_same_columns() {
+    fn all_queries_of_records_select_the_same_columns() {
         let columns = |sql: &'static str| {
             let (_, list) = sql.split_once("select").expect("a query selects");
-            list.split_once("r.note").map(|(before, _)| before).expect("the note is last")
+            list.split_once("r.lines").or_else(|| list.split_once("null,")).expect("the response is last").0
         };
-        let load = columns(include_str!("sql/load.sql"));
-        assert_eq!(columns(include_str!("sql/due.sql")), load);
-        assert_eq!(columns(include_str!("sql/list.sql")), load);
+        let load = columns(include_str!("../../record_sql/sqlite/load.sql"));
+        for sql in [
+            include_str!("../../record_sql/sqlite/read.sql"),
+            include_str!("../../record_sql/sqlite/lock.sql"),
+            include_str!("sql/due.sql"),
+            include_str!("sql/list_dead_letters.sql"),
+            include_str!("sql/list_ids.sql"),
+            include_str!("sql/list_open.sql"),
+            include_str!("sql/list_rows.sql"),
+        ] {
+            assert_eq!(columns(sql), load);
+        }
     }
 
     #[test]
-    fn the_kinds_of_bodies_are_those_that_the_sql_counts_on() {
-        assert_eq!(BodyKind::Answer.code(), 1, "load.sql and due.sql join slot + 1");
+    fn kinds_of_bodies_fit_into_a_slot() {
+        assert_eq!(BodyKind::RESPONSE, 1, "the statements name slot + 1");
         assert!(BodyKind::Phase(u16::MAX).code() < 131_072, "slots of two records would overlap");
     }
 }

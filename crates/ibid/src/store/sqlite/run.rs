@@ -1,4 +1,4 @@
-//! A caller's closure on the thread that writes, in a transaction of its own.
+//! A caller's closure on the thread that writes, in its own transaction.
 
 use std::any::Any;
 use std::panic::{self, AssertUnwindSafe};
@@ -8,9 +8,10 @@ use rusqlite::Connection;
 use tokio::sync::oneshot::Sender;
 
 use super::failure::{self, store_error};
-use super::queue::Lane;
-use super::writer::{self, Job, Writer};
-use super::{KIND, SqliteStore};
+use super::batch;
+use super::queue::Job;
+use super::writer::Writer;
+use super::{NAME, SqliteStore};
 
 impl SqliteStore {
     /// Runs `work` on the thread that writes, inside a transaction that has the write lock: what `work` wrote is
@@ -56,9 +57,9 @@ impl SqliteStore {
         E: Send + 'static,
     {
         let job = |reply: Sender<_>| {
-            Job::Run(Box::new(move |writer: &mut Writer| drop(reply.send(writer.run(work)))))
+            Job::Closure(Box::new(move |writer: &mut Writer| drop(reply.send(writer.run(work)))))
         };
-        self.write(OP, Lane::Alone, job).await?
+        self.write(OP, job).await
     }
 }
 
@@ -67,7 +68,8 @@ impl Writer {
         &mut self,
         work: impl FnOnce(&mut Connection) -> Result<T, E>,
     ) -> Result<Result<T, E>, StoreError> {
-        self.begin().map_err(|error| store_error(OP, error).unwritten())?;
+        let begun = self.set_flush(true).and_then(|()| self.begin());
+        begun.map_err(|error| store_error(OP, error).unwritten())?;
         // `begin` leaves a connection.
         let connection = self.connection.as_mut().expect("a transaction is open");
         // What a panic leaves behind is rolled back, and the connection closed.
@@ -76,7 +78,7 @@ impl Writer {
         match outcome {
             Err(panic) => {
                 self.roll_back(true);
-                let error = StoreError::lasting(KIND, OP, format!("the closure panicked: {}", text(&*panic)));
+                let error = StoreError::lasting(NAME, OP, format!("the closure panicked: {}", text(&*panic)));
                 // Unless it had ended the transaction itself before.
                 Err(if ended { error } else { error.unwritten() })
             }
@@ -87,9 +89,9 @@ impl Writer {
             }
             Ok(Ok(_)) if ended => {
                 self.roll_back(true);
-                Err(StoreError::lasting(KIND, OP, "the closure ended the transaction that it was run in"))
+                Err(StoreError::lasting(NAME, OP, "the closure ended the transaction that it was run in"))
             }
-            Ok(Ok(done)) => match writer::run(connection, "commit") {
+            Ok(Ok(done)) => match batch::run(connection, "commit") {
                 Ok(()) => Ok(Ok(done)),
                 Err(error) => {
                     self.roll_back(failure::spoils_connection(&error));

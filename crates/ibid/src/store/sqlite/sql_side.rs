@@ -1,4 +1,4 @@
-//! What callers' transactions on the same file need of the store: its clock, its policies, and work on its own writer.
+//! The store's side of callers' transactions on the same file: its clock, its policies, and work on its own writer.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,27 +7,32 @@ use ibid_core::policy::Policy;
 use ibid_core::sql::{Dialect, SqlError, SqlFault};
 use ibid_core::store::{BoxFuture, SqlStore, StoreError, Work};
 use ibid_core::time::Timestamp;
-use rusqlite::{Connection, OptionalExtension};
+use rusqlite::Connection;
 
-use super::{KIND, SqliteStore};
+use super::policies::{self, SEEN_EVERY};
+use super::{NAME, SqliteStore};
 use crate::transaction::rusqlite::Joined;
 
 /// Numbers of policies that are on disk for sure: a number that a rolled-back transaction had given is not among them.
 #[derive(Debug, Default)]
-pub(super) struct OnDisk(Mutex<Vec<(Arc<Policy>, i64)>>);
+pub(super) struct PolicyNumbers(Mutex<Vec<(Arc<Policy>, i64, Timestamp)>>);
 
-impl OnDisk {
-    fn find(&self, policy: &Arc<Policy>) -> Option<i64> {
+impl PolicyNumbers {
+    /// Returns the number of a policy that was seen lately. After [`SEEN_EVERY`] it is looked up again, because a reaper
+    /// may have deleted a policy that was not in use for long.
+    fn find(&self, policy: &Arc<Policy>, now: Timestamp) -> Option<i64> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        known.iter().find(|(known, _)| Arc::ptr_eq(known, policy)).map(|(_, number)| *number)
+        let found = known.iter().find(|(known, ..)| Arc::ptr_eq(known, policy));
+        found.filter(|(.., seen_at)| now.since(*seen_at) < SEEN_EVERY).map(|(_, number, _)| *number)
     }
 
-    fn put(&self, policy: Arc<Policy>, number: i64) {
+    fn put(&self, policy: Arc<Policy>, number: i64, now: Timestamp) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|(known, ..)| !Arc::ptr_eq(known, &policy));
         if known.len() >= KNOWN_MAX {
             known.clear();
         }
-        known.push((policy, number));
+        known.push((policy, number, now));
     }
 }
 
@@ -42,13 +47,14 @@ impl SqlStore for SqliteStore {
 
     fn policy(&self, policy: Arc<Policy>) -> BoxFuture<'_, Result<i64, StoreError>> {
         Box::pin(async move {
-            if let Some(number) = self.on_disk.find(&policy) {
+            let now = self.clock.now();
+            if let Some(number) = self.policy_numbers.find(&policy, now) {
                 return Ok(number);
             }
-            let data = policy.to_bytes();
-            let kept = self.run(move |connection| number(connection, &data)).await?;
-            let number = kept.map_err(|error| StoreError::transient(KIND, "keep a policy", error))?;
-            self.on_disk.put(policy, number);
+            let stored = policy.clone();
+            let put = move |connection: &Connection, now| policies::put(connection, &stored, now);
+            let number = self.write_chore("store a policy", true, put).await?;
+            self.policy_numbers.put(policy, number, now);
             Ok(number)
         })
     }
@@ -63,22 +69,14 @@ impl SqlStore for SqliteStore {
                 })
             });
             done.await?.map_err(|error| match error.fault() {
-                SqlFault::Wrong => StoreError::lasting(KIND, "work", error),
+                SqlFault::Wrong => StoreError::lasting(NAME, "work", error),
                 SqlFault::Serialization | SqlFault::LockTimeout | SqlFault::Lost => {
-                    StoreError::transient(KIND, "work", error)
+                    StoreError::transient(NAME, "work", error)
                 }
             })
         })
     }
 }
 
-fn number(connection: &mut Connection, data: &[u8]) -> rusqlite::Result<i64> {
-    let mut find = connection.prepare_cached(include_str!("sql/policy_find.sql"))?;
-    match find.query_row([data], |row| row.get(0)).optional()? {
-        Some(number) => Ok(number),
-        None => connection.prepare_cached(include_str!("sql/policy_add.sql"))?.insert([data]),
-    }
-}
-
-/// A program has a policy per route; past this somebody makes new ones all the time.
+/// A program has a policy per route; one with more makes them up, and pays with a lookup.
 const KNOWN_MAX: usize = 256;

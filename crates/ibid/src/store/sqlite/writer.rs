@@ -1,243 +1,200 @@
 //! The thread that owns the only connection that writes.
 //!
-//! Whatever waits is committed together, and answered only after COMMIT returned. A transaction that fails is rolled
-//! back; a connection that may be spoilt is opened anew for the next job, so that the store recovers when the disk
-//! does.
+//! It commits whatever waits together, and replies only after COMMIT returned. A transaction that fails is rolled back. A
+//! connection that may be damaged is opened again for the next job, so that the store recovers when the disk does.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use ibid_core::change::{Change, Commit};
-use ibid_core::reap::{ReapStep, ReapTarget};
+use ibid_core::change::Commit;
 use ibid_core::record::Version;
+use ibid_core::row::bits;
 use ibid_core::scope::RecordId;
-use ibid_core::store::{RenewOutcome, SetOutcome, StoreError};
+use ibid_core::store::{RenewOutcome, StoreError};
 use ibid_core::time::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
-use tokio::sync::oneshot::Sender;
 
-use super::failure::{self, Reach, store_error};
-use super::queue::{Found, Queue, Serving, Weigh};
-use super::reader::setting;
-use super::row::{Policies, bits};
-use super::{KIND, Place, batch, open};
+use super::batch::{Batch, run};
+use super::failure::{self, Reach};
+use super::policies::Policies;
+use super::queue::{CommitJob, Group, Next, Serving};
+use super::{NAME, StoreFile, open};
 
-/// Something to write, and where to send what came of it.
-pub(super) enum Job {
-    Commit {
-        changes: Vec<Arc<Change>>,
-        reply: Sender<Fates>,
-    },
-    Renew {
-        leases: Vec<(RecordId, Version)>,
-        reply: Sender<Result<Vec<RenewOutcome>, StoreError>>,
-    },
-    Reap {
-        course: ReapTarget,
-        from: i64,
-        limit: u32,
-        reply: Sender<Result<ReapStep, StoreError>>,
-    },
-    Set {
-        name: String,
-        expected: Option<Bytes>,
-        value: Bytes,
-        reply: Sender<Result<SetOutcome, StoreError>>,
-    },
-    /// A caller's closure; it sends its own reply.
-    Run(Box<dyn FnOnce(&mut Writer) + Send>),
+/// Numbers of commits since the store was opened, for benchmarks.
+#[derive(Debug, Default)]
+pub(super) struct CommitCounters {
+    pub(super) commits: AtomicU64,
+    pub(super) changes: AtomicU64,
+    pub(super) renewals: AtomicU64,
 }
 
-/// What came of each Change of a job.
-type Fates = Vec<Result<Commit, StoreError>>;
-
-impl Weigh for Job {
-    fn weight(&self) -> usize {
-        ROW_BYTES
-            + match self {
-                Job::Commit { changes, .. } => changes.iter().map(|change| change_bytes(change)).sum(),
-                Job::Renew { leases, .. } => leases.len() * size_of::<(RecordId, Version)>(),
-                Job::Reap { .. } => 0,
-                Job::Set { name, value, .. } => name.len() + value.len(),
-                // What it holds on the heap is not ours to know.
-                Job::Run(work) => size_of_val(&**work),
-            }
-    }
+pub(super) struct Writer {
+    file: StoreFile,
+    /// `None` after a failure that may have damaged it.
+    pub(super) connection: Option<Connection>,
+    policies: Policies,
+    counters: Arc<CommitCounters>,
+    /// Whether commits are flushed now; see [`Writer::set_flush`].
+    is_flushing: bool,
+    /// Whether something was written since the last checkpoint of an idle moment.
+    is_dirty: bool,
+    /// When the size of the log is looked at next.
+    log_look_at: Instant,
+    /// Changes of the last group, and how long its commit took.
+    last: (usize, Duration),
 }
 
 /// Starts the thread.
 pub(super) fn start(
-    place: Place,
+    file: StoreFile,
     connection: Connection,
-    jobs: Arc<Queue<Job>>,
+    serving: Serving,
+    counters: Arc<CommitCounters>,
 ) -> std::io::Result<JoinHandle<()>> {
-    let serving = Serving(jobs);
     thread::Builder::new().name("ibid-sqlite-write".to_owned()).spawn(move || {
-        let tidy_at = Instant::now();
         let writer = Writer {
-            place,
+            file,
             connection: Some(connection),
             policies: Policies::default(),
-            dirty: true,
-            tidy_at,
+            counters,
+            is_flushing: true,
+            is_dirty: true,
+            log_look_at: Instant::now(),
+            last: (0, Duration::ZERO),
         };
         writer.serve(&serving);
     })
 }
 
-pub(super) struct Writer {
-    place: Place,
-    /// None after a failure that may have spoilt it.
-    pub(super) connection: Option<Connection>,
-    policies: Policies,
-    /// Whether something was written since the file was tidied.
-    dirty: bool,
-    /// When the size of the log is looked at next.
-    tidy_at: Instant,
-}
-
-/// A transaction that came to nothing: which Change was at fault, if it was one, and why.
-pub(super) struct Stumble {
-    place: Option<usize>,
-    pub(super) error: rusqlite::Error,
-}
-
-impl From<rusqlite::Error> for Stumble {
-    fn from(error: rusqlite::Error) -> Stumble {
-        Stumble { place: None, error }
-    }
-}
-
 impl Writer {
-    fn serve(mut self, Serving(jobs): &Serving<Job>) {
+    fn serve(mut self, Serving(queue): &Serving) {
         loop {
             // With nothing to tidy there is nothing to wake up for.
-            match jobs.take(self.dirty.then_some(IDLE_AFTER)) {
-                Found::Job(job) => self.work(job, jobs),
-                Found::Nothing => self.tidy(),
-                Found::Closed => return,
-            }
-        }
-    }
-
-    fn work(&mut self, job: Job, jobs: &Queue<Job>) {
-        self.dirty = true;
-        match job {
-            Job::Commit { changes, reply } => {
-                self.commit(changes, reply, jobs);
-                self.shrink_log();
-            }
-            Job::Renew { leases, reply } => {
-                let renewed = self.transact(|connection, _, now| Ok(renew(connection, &leases, now)?));
-                // Whoever left no longer needs to know; here and below.
-                let _ = reply.send(renewed.map_err(|stumble| store_error("renew", stumble.error)));
-            }
-            Job::Reap { course, from, limit, reply } => {
-                let _ = reply.send(self.reap(course, from, limit));
-                self.shrink_log();
-            }
-            Job::Set { name, expected, value, reply } => {
-                let set = self.transact(|connection, _, _| Ok(set(connection, &name, expected, &value)?));
-                let _ = reply.send(set.map_err(|stumble| store_error("write a setting", stumble.error)));
-            }
-            Job::Run(work) => {
-                work(self);
-                self.shrink_log();
-            }
-        }
-    }
-
-    /// Commits a job together with those that wait behind it, as far as they fit.
-    fn commit(&mut self, mut changes: Vec<Arc<Change>>, reply: Sender<Fates>, jobs: &Queue<Job>) {
-        let mut replies = vec![(changes.len(), reply)];
-        let mut bytes: usize = changes.iter().map(|change| change_bytes(change)).sum();
-        let fits = |job: &Job, count: usize, bytes: usize| match job {
-            Job::Commit { changes, .. } => {
-                count + changes.len() <= CHANGES_MAX && bytes + job.weight() <= BATCH_BYTES_MAX
-            }
-            _ => false,
-        };
-        while let Some(Job::Commit { changes: more, reply }) =
-            jobs.take_if(|job| fits(job, changes.len(), bytes))
-        {
-            bytes += more.iter().map(|change| change_bytes(change)).sum::<usize>();
-            replies.push((more.len(), reply));
-            changes.extend(more);
-        }
-        let mut fates = self.commit_all(&changes).into_iter();
-        for (count, reply) in replies {
-            let _ = reply.send(fates.by_ref().take(count).collect());
-        }
-    }
-
-    /// One transaction for all. A Change that can't be stored is left out and the rest is run again, so that its
-    /// failure is its own.
-    fn commit_all(&mut self, changes: &[Arc<Change>]) -> Fates {
-        let mut failed: BTreeMap<usize, StoreError> = BTreeMap::new();
-        // Each turn but the last leaves one more out, so this ends.
-        let outcome = loop {
-            let out = |place: usize| failed.contains_key(&place);
-            let attempt = self.transact(|connection, policies, now| {
-                batch::run(connection, policies, now, changes, out).map_err(|(place, error)| {
-                    let at_fault = failure::reach(&error) == Reach::One;
-                    Stumble { place: at_fault.then_some(place), error }
-                })
-            });
-            match attempt {
-                Ok(fates) => break Ok(fates),
-                Err(Stumble { place: Some(place), error }) => {
-                    failed.insert(place, store_error("commit", error));
+            let patience = self.is_dirty.then_some(IDLE_AFTER);
+            let (expected, gather) = self.gathering();
+            match queue.take(patience, expected, gather) {
+                Next::Group(group) => self.commit(group),
+                Next::Closure(closure) => {
+                    self.is_dirty = true;
+                    self.last = (0, Duration::ZERO);
+                    closure(&mut self);
                 }
-                Err(Stumble { place: None, error }) => break Err(error),
+                Next::Idle => self.tidy(),
+                Next::Closed => return,
             }
-        };
-        let mut failed = |place| failed.remove(&place);
-        match outcome {
-            Ok(fates) => fates
-                .into_iter()
-                .enumerate()
-                // Each place has a fate or was left out with its error.
-                .map(|(place, fate)| fate.ok_or_else(|| failed(place).expect("left out with its error")))
-                .collect(),
-            Err(error) => {
-                let transient = failure::reach(&error) == Reach::Moment;
-                let error = Arc::new(error);
-                let shared = || match transient {
-                    true => StoreError::transient(KIND, "commit", error.clone()),
-                    false => StoreError::lasting(KIND, "commit", error.clone()),
-                };
-                (0..changes.len()).map(|place| Err(failed(place).unwrap_or_else(shared))).collect()
+            self.shrink_log();
+        }
+    }
+
+    /// Returns how many changes to wait for, and how long.
+    ///
+    /// Callers that were just answered send their next change a moment later. Without a pause they would split into two
+    /// cohorts that commit in turn, each half as large. A lone caller never waits: its last group was small.
+    fn gathering(&self) -> (usize, Duration) {
+        let (changes, took) = self.last;
+        match changes < GATHER_MIN {
+            true => (0, Duration::ZERO),
+            false => (changes, (took / GATHER_PART).min(GATHER_MAX)),
+        }
+    }
+
+    /// Commits a group, and replies to each of its jobs.
+    fn commit(&mut self, mut group: Group) {
+        drop_late(&mut group.commits);
+        if group.commits.is_empty() && group.renewals.is_empty() && group.chore.is_none() {
+            return;
+        }
+        self.is_dirty = true;
+        let started = Instant::now();
+        let changes = group.commits.len();
+        let leases: u64 = group.renewals.iter().map(|job| job.leases.len() as u64).sum();
+        match self.commit_group(&mut group) {
+            Ok(outcomes) => {
+                self.counters.commits.fetch_add(1, Ordering::Relaxed);
+                self.counters.changes.fetch_add(changes as u64, Ordering::Relaxed);
+                self.counters.renewals.fetch_add(leases, Ordering::Relaxed);
+                self.last = (changes, started.elapsed());
+                outcomes.reply(group);
+            }
+            Err(failure) => {
+                self.last = (0, Duration::ZERO);
+                failure.reply(group);
             }
         }
     }
 
-    /// Runs `work` in a transaction of its own. The time is read once the write lock is ours, so that instants are in
-    /// the order of the writes.
-    pub(super) fn transact<T>(
-        &mut self,
-        work: impl FnOnce(&Connection, &mut Policies, Timestamp) -> Result<T, Stumble>,
-    ) -> Result<T, Stumble> {
-        self.begin()?;
+    /// Runs a group in one transaction. A chore that fails is left out, and the rest is run again.
+    fn commit_group(&mut self, group: &mut Group) -> Result<GroupOutcomes, GroupFailure> {
+        let has_chore_only = group.commits.is_empty() && group.renewals.is_empty();
+        let must_flush = !has_chore_only || group.chore.as_ref().is_some_and(|chore| chore.must_last());
+        self.set_flush(must_flush).and_then(|()| self.begin()).map_err(GroupFailure::unwritten)?;
+        let outcomes = match self.apply(group) {
+            Ok(outcomes) => outcomes,
+            Err((error, is_chores)) => {
+                self.roll_back(failure::spoils_connection(&error));
+                let Some(chore) = group.chore.take_if(|_| is_chores && !has_chore_only) else {
+                    return Err(GroupFailure::unwritten(error));
+                };
+                chore.failed(super::chore::chore_error("run a chore", error));
+                return self.commit_group(group);
+            }
+        };
         // `begin` leaves a connection.
         let connection = self.connection.as_ref().expect("a transaction is open");
-        let outcome = work(connection, &mut self.policies, self.place.now())
-            .and_then(|done| run(connection, "commit").map(|()| done).map_err(Stumble::from));
-        if let Err(stumble) = &outcome {
-            self.roll_back(failure::spoils_connection(&stumble.error));
-        }
-        outcome
+        run(connection, "commit").map(|()| outcomes).map_err(|error| {
+            let is_unwritten = failure::refused_commit(&error);
+            self.roll_back(failure::spoils_connection(&error));
+            GroupFailure { error: Arc::new(error), is_unwritten }
+        })
     }
 
-    /// Opens the file anew if need be, and takes the write lock. After an error no transaction is open.
+    /// Runs every job of a group. An error says whether the chore is to blame.
+    fn apply(&mut self, group: &mut Group) -> Result<GroupOutcomes, (rusqlite::Error, bool)> {
+        let connection = self.connection.as_ref().expect("a transaction is open");
+        // Read once the write lock is ours, so that instants are in the order of the writes.
+        let now = self.file.now();
+        let others = |error| (error, false);
+        let mut renewals = Vec::with_capacity(group.renewals.len());
+        for job in &group.renewals {
+            renewals.push(renew(connection, &job.leases, now).map_err(others)?);
+        }
+        let mut commits = Vec::with_capacity(group.commits.len());
+        if !group.commits.is_empty() {
+            let mut batch = Batch::new(connection, &mut self.policies, now).map_err(others)?;
+            for job in &group.commits {
+                commits.push(batch.apply(&job.change).map_err(others)?);
+            }
+        }
+        if let Some(chore) = &mut group.chore {
+            chore.run(connection, now).map_err(|error| (error, true))?;
+        }
+        Ok(GroupOutcomes { renewals, commits })
+    }
+
+    /// Sets whether the next commit is flushed. A transaction that holds only a step of the reaper is not: in a write-ahead
+    /// log the flush of a later commit covers it, and losing it loses nothing.
+    pub(super) fn set_flush(&mut self, is_flushing: bool) -> rusqlite::Result<()> {
+        let Some(connection) = &self.connection else {
+            // A new connection flushes.
+            self.is_flushing = true;
+            return Ok(());
+        };
+        if self.is_flushing != is_flushing {
+            run(connection, if is_flushing { "pragma synchronous = full" } else { "pragma synchronous = normal" })?;
+            self.is_flushing = is_flushing;
+        }
+        Ok(())
+    }
+
+    /// Opens the file again if need be, and takes the write lock. After an error no transaction is open.
     pub(super) fn begin(&mut self) -> rusqlite::Result<()> {
         let connection = match &mut self.connection {
             Some(connection) => connection,
-            none => none.insert(open::writer(&self.place)?),
+            none => none.insert(open::writer(&self.file)?),
         };
-        let begun = begin(connection, self.place.options.busy_timeout);
+        let begun = begin(connection, self.file.options.busy_timeout);
         if let Err(error) = &begun {
             self.roll_back(failure::spoils_connection(error));
         }
@@ -245,40 +202,104 @@ impl Writer {
     }
 
     /// Leaves nothing of a transaction behind.
-    pub(super) fn roll_back(&mut self, spoilt: bool) {
+    pub(super) fn roll_back(&mut self, is_damaged: bool) {
         self.policies.clear();
         let Some(connection) = &self.connection else { return };
         // SQLite rolls back by itself after some errors; then there is nothing left to do.
-        let ended = connection.is_autocommit() || run(connection, "rollback").is_ok();
-        if spoilt || !ended {
+        let is_over = connection.is_autocommit() || run(connection, "rollback").is_ok();
+        if is_damaged || !is_over {
             self.connection = None;
+            self.is_flushing = true;
         }
     }
 
-    /// Nobody waits: move what is in the log into the file, so that no commit has to.
+    /// Moves the log into the file in an idle moment, so that no commit has to.
     fn tidy(&mut self) {
-        self.dirty = false;
+        self.is_dirty = false;
         if let Some(connection) = &self.connection {
             checkpoint(connection, "passive");
         }
-        self.shrink_log();
     }
 
-    /// A reader that never ends keeps the log from starting over, and it grows. Now and then look at its size, and if
-    /// it is past all measure wait for the readers, for as long as for any lock.
+    /// Cuts a log that has grown far beyond its usual size.
+    ///
+    /// A long read keeps the log from starting over, and it grows. The writer tries again every few seconds and never
+    /// waits for the reader: commits would wait with it.
     fn shrink_log(&mut self) {
-        if Instant::now() < self.tidy_at {
+        if Instant::now() < self.log_look_at {
             return;
         }
-        self.tidy_at = Instant::now() + LOG_LOOK_EVERY;
-        let mut log = self.place.path.clone().into_os_string();
+        self.log_look_at = Instant::now() + LOG_LOOK_EVERY;
+        let mut log = self.file.path.clone().into_os_string();
         log.push("-wal");
         let size = std::fs::metadata(log).map_or(0, |metadata| metadata.len());
         if let (true, Some(connection)) = (size > 2 * u64::from(open::LOG_BYTES_KEPT), &self.connection) {
-            // [`begin`] does its own waiting and leaves SQLite's turned off.
-            let _ = connection.busy_timeout(self.place.options.busy_timeout);
+            // [`begin`] has turned SQLite's own waiting off.
             checkpoint(connection, "truncate");
         }
+    }
+}
+
+/// The outcomes of a group, in the order of its jobs.
+struct GroupOutcomes {
+    renewals: Vec<Vec<RenewOutcome>>,
+    commits: Vec<Result<Commit, StoreError>>,
+}
+
+impl GroupOutcomes {
+    fn reply(self, group: Group) {
+        // A caller that left no longer needs the outcome; here and below.
+        for (job, outcome) in group.renewals.into_iter().zip(self.renewals) {
+            drop(job.reply.send(Ok(outcome)));
+        }
+        for (job, outcome) in group.commits.into_iter().zip(self.commits) {
+            drop(job.reply.send(outcome));
+        }
+        if let Some(chore) = group.chore {
+            chore.done();
+        }
+    }
+}
+
+/// A transaction that failed as a whole.
+struct GroupFailure {
+    error: Arc<rusqlite::Error>,
+    is_unwritten: bool,
+}
+
+impl GroupFailure {
+    fn unwritten(error: rusqlite::Error) -> GroupFailure {
+        GroupFailure { error: Arc::new(error), is_unwritten: true }
+    }
+
+    fn reply(self, group: Group) {
+        for job in group.renewals {
+            drop(job.reply.send(Err(self.store_error("renew"))));
+        }
+        for job in group.commits {
+            drop(job.reply.send(Err(self.store_error("commit"))));
+        }
+        if let Some(chore) = group.chore {
+            chore.failed(self.store_error("run a chore"));
+        }
+    }
+
+    fn store_error(&self, op: &'static str) -> StoreError {
+        let error = match failure::reach(&self.error) {
+            Reach::Moment => StoreError::transient(NAME, op, self.error.clone()),
+            Reach::One | Reach::Lasting => StoreError::lasting(NAME, op, self.error.clone()),
+        };
+        if self.is_unwritten { error.unwritten() } else { error }
+    }
+}
+
+/// Drops changes whose client has given up, before anything is sent to the disk.
+fn drop_late(commits: &mut Vec<CommitJob>) {
+    let now = Instant::now();
+    let is_late = |job: &mut CommitJob| job.send_by.is_some_and(|send_by| send_by < now);
+    for job in commits.extract_if(.., is_late) {
+        let error = StoreError::transient(NAME, "commit", "it waited in the queue past its deadline");
+        drop(job.reply.send(Err(error.unwritten())));
     }
 }
 
@@ -288,45 +309,22 @@ fn renew(
     now: Timestamp,
 ) -> rusqlite::Result<Vec<RenewOutcome>> {
     let mut renew = connection.prepare_cached(include_str!("sql/renew.sql"))?;
-    let mut fates = Vec::with_capacity(leases.len());
+    let mut outcomes = Vec::with_capacity(leases.len());
     for (id, version) in leases {
         let lease = params![id.as_bytes(), version.count, bits(version.nonce), now.as_micros()];
-        let until = renew.query_row(lease, |row| row.get(0)).optional()?;
-        fates.push(
+        let until = renew.query_row(lease, |row| row.get::<_, Option<i64>>(0)).optional()?.flatten();
+        outcomes.push(
             until.map_or(RenewOutcome::Lost, |until| RenewOutcome::Until(Timestamp::from_micros(until))),
         );
     }
-    Ok(fates)
+    Ok(outcomes)
 }
 
-fn set(
-    connection: &Connection,
-    name: &str,
-    expected: Option<Bytes>,
-    value: &Bytes,
-) -> rusqlite::Result<SetOutcome> {
-    let new = &value[..];
-    let written = match &expected {
-        None => {
-            let mut add = connection.prepare_cached(include_str!("sql/setting_add.sql"))?;
-            add.execute(params![name, new])?
-        }
-        Some(old) => {
-            let mut replace = connection.prepare_cached(include_str!("sql/setting_set.sql"))?;
-            replace.execute(params![name, &old[..], new])?
-        }
-    };
-    match written {
-        0 => Ok(SetOutcome::of(setting(connection, name)?, value)),
-        _ => Ok(SetOutcome::Won),
-    }
-}
-
-/// Takes the write lock, waiting for it with short naps.
+/// Takes the write lock, and retries after short pauses.
 ///
-/// SQLite's own waiting naps for longer and longer, up to 100 ms. A busy neighbour on the same file holds the lock most
-/// of the time and is free for moments only, so that way it would be met free too seldom: begins would be refused and
-/// leases lapse although the lock changes hands every few milliseconds.
+/// SQLite's own pauses grow up to 100 ms. A busy process on the same file holds the lock most of the time and frees it for
+/// moments only, so that begins would be refused and leases lapse although the lock changes hands every few
+/// milliseconds.
 fn begin(connection: &Connection, patience: Duration) -> rusqlite::Result<()> {
     connection.busy_timeout(Duration::ZERO)?;
     let until = Instant::now() + patience;
@@ -338,36 +336,27 @@ fn begin(connection: &Connection, patience: Duration) -> rusqlite::Result<()> {
     }
 }
 
-pub(super) fn run(connection: &Connection, sql: &str) -> rusqlite::Result<()> {
-    connection.prepare_cached(sql)?.execute([]).map(drop)
-}
-
-/// What was committed is safe in the log either way, so a checkpoint that fails is one that comes later.
+/// Moves the log into the file as far as possible. Whatever was committed is safe in the log, so a failure is not urgent.
 fn checkpoint(connection: &Connection, mode: &str) {
     if let Err(error) = connection.query_row(&format!("pragma wal_checkpoint({mode})"), [], |_| Ok(())) {
         tracing::debug!(%error, mode, "checkpoint put off");
     }
 }
 
-fn change_bytes(change: &Change) -> usize {
-    ROW_BYTES + change.body_bytes()
-}
-
-/// About what a row weighs in memory and on disk, to bound queues and batches by.
-const ROW_BYTES: usize = 1 << 10;
-
-/// Most Changes in one transaction. At about 10 µs each the last waits 5 ms for the first, as long as the flush
-/// that they share.
-const CHANGES_MAX: usize = 512;
-
-/// Most bytes in one transaction, so that a few large answers do not hold up many small ones.
-const BATCH_BYTES_MAX: usize = 4 << 20;
-
 /// From one try for the write lock to the next: a fraction of the shortest commit.
 const LOCK_RETRY_AFTER: Duration = Duration::from_micros(500);
 
-/// How long nobody wrote before the file is tidied: longer than the gaps of steady traffic.
+/// How long the writer is idle before it moves the log into the file: longer than the gaps of steady traffic.
 const IDLE_AFTER: Duration = Duration::from_millis(500);
 
 /// How often the size of the log is looked at.
 const LOG_LOOK_EVERY: Duration = Duration::from_secs(10);
+
+/// A group of fewer changes is not worth waiting for its callers.
+const GATHER_MIN: usize = 4;
+
+/// The writer waits for at most this part of the time that its last commit took.
+const GATHER_PART: u32 = 8;
+
+/// The writer never waits longer than this for callers, however slow the disk is.
+const GATHER_MAX: Duration = Duration::from_micros(300);

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use ibid::store::runs::Runs;
+use ibid::store::run_times::RunTimes;
 
 use super::*;
 
@@ -23,7 +23,7 @@ fn healthy() -> Checkup {
         has_secret: true,
         identity: None,
         open_cases: Some(OpenCases::default()),
-        runs: Some(vec![Runs {
+        runs: Some(vec![RunTimes {
             example: "POST /payments".to_owned(),
             has_others: false,
             count: 1000,

@@ -1,2 +1,2 @@
--- It can't be used any more; its event stays known.
-update ibid_evidence set open = 0 where seq = ?1
+-- Mark evidence that cannot be used any more; its event stays known.
+update ibid_evidence set open = 0 where source = ?1 and event = ?2

@@ -1,2 +1,2 @@
--- What happened to one record, oldest first.
+-- The history of one record, oldest first.
 select at, what, detail from ibid_event where id = ?1 order by seq

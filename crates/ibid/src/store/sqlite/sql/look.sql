@@ -1,4 +1,5 @@
--- Whether our tables are there, and what the header says of a file of the first layout.
+-- Whether our tables are there, whether they are an earlier build's, and what the header says of the first layout.
 select exists (select 1 from sqlite_schema where type = 'table' and name = 'ibid_meta'),
-       (select application_id from pragma_application_id),
-       (select user_version from pragma_user_version)
+       exists (select 1 from sqlite_schema where type = 'table' and name = 'ibid_record')
+         and not exists (select 1 from sqlite_schema where type = 'table' and name = 'ibid_reap_range'),
+       (select application_id from pragma_application_id)

@@ -1,2 +1,2 @@
--- Sets of rules, the newest first, as many as are asked for.
+-- Policies, the newest first, at most ?1.
 select id, data from ibid_policy order by id desc limit ?1

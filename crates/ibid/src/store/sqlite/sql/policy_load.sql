@@ -1,2 +1,2 @@
--- The rules with this number.
+-- The policy with this number.
 select data from ibid_policy where id = ?1

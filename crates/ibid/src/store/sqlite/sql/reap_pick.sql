@@ -1,12 +1,9 @@
--- Rows that the reaper comes for, from the instant ?2 on, oldest first, and whether they go or are only stripped. A record
--- is left alone while an effect of its own is open: its answer and its downstream keys are still needed; and while it has a
--- flag of ?4: a person must look at it.
-select iif(r.bare, r.purge_at, min(coalesce(r.expires_at, r.purge_at), r.purge_at)) as at, r.row, r.purge_at <= ?1
-from ibid_record r
-where r.purge_at is not null
-  and iif(r.bare, r.purge_at, min(coalesce(r.expires_at, r.purge_at), r.purge_at)) >= ?2
-  and iif(r.bare, r.purge_at, min(coalesce(r.expires_at, r.purge_at), r.purge_at)) <= ?1
-  and r.flags & ?4 = 0
+-- Rows in the reaper's index by ?1, after the place (?2, ?3), oldest first, and whether they go. A record is passed over while an
+-- effect of its own is open, because its response and its downstream keys are still needed, and while it is a dead letter.
+select r.row, r.reap_at, r.purge_at <= ?1
+from ibid_record r indexed by ibid_record_reap
+where r.reap_at is not null and r.reap_at <= ?1 and r.reap_at >= ?2 and (r.reap_at > ?2 or r.row > ?3)
+  and r.flags & 1 = 0
   and not exists (select 1 from ibid_effect e where e.record = r.id and e.open = 1)
-order by iif(r.bare, r.purge_at, min(coalesce(r.expires_at, r.purge_at), r.purge_at))
-limit ?3
+order by r.reap_at, r.row
+limit ?4

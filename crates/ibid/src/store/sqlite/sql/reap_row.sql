@@ -1,2 +1,2 @@
--- The row itself.
+-- Delete one row.
 delete from ibid_record where row = ?1

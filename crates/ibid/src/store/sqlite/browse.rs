@@ -1,0 +1,245 @@
+//! Questions of operators, on a thread of their own. Each looks at bounded pieces of the file in separate snapshots, so that
+//! the log can start over in between.
+
+use std::time::{Duration, Instant};
+
+use ibid_core::change::{History, HistoryKind, StoredRecord};
+use ibid_core::fingerprint::SecretId;
+use ibid_core::machine::EffectState;
+use ibid_core::reap::{ReapCount, ReapTarget};
+use ibid_core::record::State;
+use ibid_core::scope::RecordId;
+use ibid_core::store::{
+    BoxFuture, BrowseStore, Cursor, Page, RecordCounts, RecordFilter, RowCount, StoreError,
+};
+use ibid_core::time::Timestamp;
+use rusqlite::{OptionalExtension, params};
+
+use super::reader::{Placed, Reader, View, cursor_of, place_of};
+use super::{NAME, SqliteStore, reap};
+
+impl BrowseStore for SqliteStore {
+    fn list(&self, filter: RecordFilter) -> BoxFuture<'_, Result<Page<StoredRecord>, StoreError>> {
+        Box::pin(async move {
+            if filter.state.is_some() {
+                self.order_rows().await;
+            }
+            self.ask_browser(move |reader| list(reader, &filter)).await
+        })
+    }
+
+    fn history(&self, id: RecordId) -> BoxFuture<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
+        Box::pin(self.ask_browser(move |reader| reader.read("read the history", |view| view.history(id))))
+    }
+
+    fn count(&self) -> BoxFuture<'_, Result<RecordCounts, StoreError>> {
+        Box::pin(async move {
+            self.order_rows().await;
+            self.ask_browser(|reader| reader.read("count", View::count)).await
+        })
+    }
+
+    fn count_reapable(&self, target: ReapTarget) -> BoxFuture<'_, Result<ReapCount, StoreError>> {
+        Box::pin(async move {
+            self.order_rows().await;
+            let count = move |view: &mut View<'_>| reap::count(view.connection, target, view.now);
+            self.ask_browser(move |reader| reader.read("count what would go", count)).await
+        })
+    }
+
+    fn find_unknown_secret(
+        &self,
+        known: Vec<SecretId>,
+    ) -> BoxFuture<'_, Result<Option<SecretId>, StoreError>> {
+        // Hex digits need no escapes.
+        let known: Vec<String> = known.iter().map(|id| format!("\"{id}\"")).collect();
+        let known = format!("[{}]", known.join(","));
+        Box::pin(self.ask_browser(move |reader| {
+            let mut after = 0;
+            loop {
+                let (secret, last) =
+                    reader.read("look for secrets", |view| view.unknown_secret(&known, after))?;
+                match (secret, last) {
+                    (None, Some(last)) => after = last,
+                    (secret, _) => return Ok(secret),
+                }
+            }
+        }))
+    }
+}
+
+/// Lists records: through an index where the filter allows it, and otherwise piece by piece in the order of begin.
+fn list(reader: &mut Reader, filter: &RecordFilter) -> Result<Page<StoredRecord>, StoreError> {
+    if filter.limit == 0 {
+        return Ok(Page::default());
+    }
+    let is_open = filter.state.is_some_and(|state| state != State::Completed);
+    let found = match (&filter.prefix, filter.dead_letter, is_open) {
+        (Some(_), _, _) => reader.read(LIST, |view| view.list_ids(filter))?,
+        (None, true, _) => reader.read(LIST, |view| view.list_dead_letters(filter))?,
+        (None, false, true) => reader.read(LIST, |view| view.list_open(filter))?,
+        (None, false, false) => return list_rows(reader, filter),
+    };
+    let by_id = filter.prefix.is_some();
+    let page = Page::new(found, filter.limit, |(stored, (at, row))| match by_id {
+        true => Cursor(bytes::Bytes::copy_from_slice(stored.record.id.as_bytes())),
+        false => cursor_of(*at, *row),
+    });
+    Ok(Page { items: items(page.items), next: page.next })
+}
+
+/// Walks the table in the order of begin. Returns what it found when the time is over.
+fn list_rows(reader: &mut Reader, filter: &RecordFilter) -> Result<Page<StoredRecord>, StoreError> {
+    let until = Instant::now() + LIST_FOR;
+    let mut after = filter.after.as_ref().and_then(place_of).map_or(0, |(_, row)| row);
+    let mut found: Vec<Placed> = Vec::new();
+    let limit = filter.limit as usize;
+    loop {
+        let (more, last) = reader.read(LIST, |view| view.list_piece(filter, after))?;
+        found.extend(more);
+        if found.len() >= limit {
+            found.truncate(limit);
+            let next = found.last().map(|(_, (at, row))| cursor_of(*at, *row));
+            return Ok(Page { items: items(found), next });
+        }
+        let Some(last) = last else { return Ok(Page { items: items(found), next: None }) };
+        after = last;
+        if Instant::now() >= until {
+            if found.is_empty() {
+                let advice = "no match within 2 s: add a state other than `completed`, `--dead-letters` or the start of an id, \
+                              which have an index";
+                return Err(StoreError::lasting(NAME, LIST, advice));
+            }
+            return Ok(Page { items: items(found), next: Some(cursor_of(0, after)) });
+        }
+    }
+}
+
+fn items(found: Vec<Placed>) -> Vec<StoredRecord> {
+    found.into_iter().map(|(stored, _)| stored).collect()
+}
+
+impl View<'_> {
+    fn list_ids(&mut self, filter: &RecordFilter) -> rusqlite::Result<Vec<Placed>> {
+        let all = (RecordId::from_bytes([0; RecordId::LEN]), RecordId::from_bytes([0xff; RecordId::LEN]));
+        let (low, high) = filter.prefix.as_ref().map_or(all, |prefix| prefix.bounds());
+        // Nothing sorts before the empty string of bytes.
+        let after = filter.after.as_ref().map_or(&[][..], |cursor| &cursor.0[..]);
+        let params = params![low.as_bytes(), high.as_bytes(), after, ROWS_MAX];
+        self.fitting(include_str!("sql/list_ids.sql"), params, filter)
+    }
+
+    fn list_dead_letters(&mut self, filter: &RecordFilter) -> rusqlite::Result<Vec<Placed>> {
+        let after = filter.after.as_ref().and_then(place_of).map_or(0, |(_, row)| row);
+        self.fitting(include_str!("sql/list_dead_letters.sql"), params![after, ROWS_MAX], filter)
+    }
+
+    fn list_open(&mut self, filter: &RecordFilter) -> rusqlite::Result<Vec<Placed>> {
+        let (at, row) = filter.after.as_ref().and_then(place_of).unwrap_or((i64::MIN, 0));
+        let state = filter.state.map(State::code);
+        self.fitting(include_str!("sql/list_open.sql"), params![state, at, row, ROWS_MAX], filter)
+    }
+
+    /// Returns the matches among the next rows after `after`, and the last of these rows.
+    fn list_piece(
+        &mut self,
+        filter: &RecordFilter,
+        after: i64,
+    ) -> rusqlite::Result<(Vec<Placed>, Option<i64>)> {
+        let Some(last) = self.row_after(after)? else { return Ok((Vec::new(), None)) };
+        let params = params![
+            after,
+            last,
+            filter.tenant,
+            filter.key,
+            filter.method,
+            filter.state.map(State::code),
+            filter.created_from.map(Timestamp::as_micros),
+            filter.before(self.now).map(Timestamp::as_micros),
+            ROWS_MAX
+        ];
+        Ok((self.fitting(include_str!("sql/list_rows.sql"), params, filter)?, Some(last)))
+    }
+
+    fn fitting(
+        &mut self,
+        sql: &str,
+        params: impl rusqlite::Params,
+        filter: &RecordFilter,
+    ) -> rusqlite::Result<Vec<Placed>> {
+        let now = self.now;
+        self.placed(sql, params, filter.limit, |stored| filter.fits(&stored.record, now))
+    }
+
+    /// Returns the last of the next rows that one piece of a walk covers; `None`: there are none.
+    fn row_after(&mut self, after: i64) -> rusqlite::Result<Option<i64>> {
+        let mut last = self.connection.prepare_cached(include_str!("sql/row_after.sql"))?;
+        last.query_row(params![after, PIECE_ROWS], |row| row.get(0))
+    }
+
+    fn history(&mut self, id: RecordId) -> rusqlite::Result<Vec<(Timestamp, History)>> {
+        let mut history = self.connection.prepare_cached(include_str!("sql/history.sql"))?;
+        let lines = history.query_map([id.as_bytes()], |row| {
+            let what = HistoryKind::from_name(row.get_ref(1)?.as_str()?);
+            Ok((Timestamp::from_micros(row.get(0)?), History { what, detail: row.get(2)? }))
+        })?;
+        lines.collect()
+    }
+
+    fn unknown_secret(
+        &mut self,
+        known: &str,
+        after: i64,
+    ) -> rusqlite::Result<(Option<SecretId>, Option<i64>)> {
+        let Some(last) = self.row_after(after)? else { return Ok((None, None)) };
+        let mut find = self.connection.prepare_cached(include_str!("sql/unknown_secret.sql"))?;
+        let secret = find.query_row(params![after, last, known], |row| row.get(0)).optional()?;
+        Ok((secret.map(SecretId::from_bytes), Some(last)))
+    }
+
+    fn count(&mut self) -> rusqlite::Result<RecordCounts> {
+        let mut by_state = [0_u64; State::ALL.len()];
+        let mut open = self.connection.prepare_cached(include_str!("sql/count_open.sql"))?;
+        let mut rows = open.query([])?;
+        while let Some(row) = rows.next()? {
+            let state = State::from_code(row.get(0)?);
+            if let Some(at) = State::ALL.iter().position(|known| Some(*known) == state) {
+                by_state[at] = row.get::<_, i64>(1)?.cast_unsigned();
+            }
+        }
+        let number = |sql: &str| {
+            let mut statement = self.connection.prepare_cached(sql)?;
+            statement.query_row([], |row| row.get::<_, f64>(0))
+        };
+        let all = number(include_str!("sql/count_estimate.sql"))?.max(0.0) as u64;
+        let letters: i64 = {
+            let mut letters = self.connection.prepare_cached(include_str!("sql/count_dead_letters.sql"))?;
+            letters.query_row([], |row| row.get(0))?
+        };
+        let mut oldest = self.connection.prepare_cached(include_str!("sql/oldest_unknown.sql"))?;
+        let oldest: Option<i64> = oldest.query_row([State::Unknown.code()], |row| row.get(0))?;
+        let mut effects = self.connection.prepare_cached(include_str!("sql/count_effects.sql"))?;
+        let states = [EffectState::Dead.code(), EffectState::Unknown.code()];
+        let effects: i64 = effects.query_row(states, |row| row.get(0))?;
+        Ok(RecordCounts {
+            by_state: std::array::from_fn(|at| match State::ALL[at] {
+                State::Completed => RowCount::Estimated(all),
+                _ => RowCount::Exact(by_state[at]),
+            }),
+            dead_letters: RowCount::Exact(letters.cast_unsigned()),
+            dead_effects: RowCount::Exact(effects.cast_unsigned()),
+            oldest_unknown: oldest.map(|at| self.now.since(Timestamp::from_micros(at))),
+        })
+    }
+}
+
+const LIST: &str = "list";
+
+/// How long a list without an index walks the table: an operator waits for it.
+const LIST_FOR: Duration = Duration::from_secs(2);
+
+/// Rows of one piece of a walk: some milliseconds, so that no snapshot keeps the log from starting over.
+const PIECE_ROWS: u32 = 4096;
+
+/// Rows that one list through an index reads at most.
+const ROWS_MAX: i64 = 100_000;

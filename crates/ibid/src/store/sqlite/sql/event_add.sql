@@ -1,2 +1,0 @@
--- One line of history.
-insert into ibid_event (id, at, what, detail) values (?1, ?2, ?3, ?4)

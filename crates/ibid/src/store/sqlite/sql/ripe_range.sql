@@ -1,0 +1,7 @@
+-- How many rows from ?1 to ?2 would become tombstones at ?3, and how many would go, out of a range.
+select count(*) filter (where r.purge_at > ?3), count(*) filter (where r.purge_at <= ?3)
+from ibid_record r
+where r.row >= ?1 and r.row <= ?2 and r.reap_at is null and r.purge_at is not null
+  and iif(r.flags & 128, r.purge_at, min(r.purge_at, coalesce(r.expires_at, r.purge_at))) <= ?3
+  and r.flags & 1 = 0
+  and not exists (select 1 from ibid_effect e where e.record = r.id and e.open = 1)

@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ibid_core::change::{Change, Draft, Expect, History, InstantChange, Stamp, StoredRecord};
-use ibid_core::effect::{NewEffect, downstream_key};
 use ibid_core::fingerprint::Fingerprint;
-use ibid_core::machine::EffectState;
 use ibid_core::policy::Policy;
 use ibid_core::record::{Flags, Nonce, Record, RecordDetails, State, Version};
 use ibid_core::scope::{Identity, RecordId};
@@ -127,39 +125,6 @@ pub(crate) async fn note(
     let what = Param::I64(i64::from(line.what.code()));
     let params = [Param::Bytes(id.as_bytes()), instant(now), what, Param::Text(&line.detail)];
     tx.execute(statement, &params).await.map(drop)
-}
-
-/// Puts an Effect of `record` into the outbox; whether there was none of that name yet.
-pub(crate) async fn enqueue(
-    tx: &mut dyn SqlTx,
-    record: &Record,
-    effect: &NewEffect,
-    nonce: Nonce,
-    now: Option<Timestamp>,
-) -> Result<bool, SqlError> {
-    let statement = of(tx, &EFFECT_ADD);
-    let key = downstream_key(&record.id, record.birth, &effect.name);
-    let rules = effect.rules.to_bytes();
-    let params = [
-        Param::Bytes(record.id.as_bytes()),
-        instant(now),
-        bits(record.birth),
-        Param::Text(&effect.name),
-        bits(nonce),
-        Param::Text(&effect.kind),
-        Param::I64(EffectState::ENQUEUED as i64),
-        Param::Bool(true),
-        Param::I64(micros(effect.delay)),
-        Param::I64(micros(effect.rules.lease())),
-        Param::Text(&key),
-        Param::maybe_text(effect.aggregate.as_deref()),
-        Param::Bytes(&rules),
-        Param::Bool(effect.owes),
-        Param::Text(record.identity.tenant.as_str()),
-        Param::maybe_text(effect.trace.as_deref()),
-        Param::Bytes(&effect.payload),
-    ];
-    Ok(!tx.query(statement, &params).await?.is_empty())
 }
 
 async fn insert(
@@ -337,8 +302,8 @@ pub(crate) fn mark(mark: InstantChange) -> Param<'static> {
 
 /// One statement in both dialects.
 pub(crate) struct DialectSql {
-    postgres: Statement,
-    sqlite: Statement,
+    pub(crate) postgres: Statement,
+    pub(crate) sqlite: Statement,
 }
 
 impl DialectSql {
@@ -392,7 +357,6 @@ static UPDATE: DialectSql = both!("update.sql", &[I64]);
 static BODY_PUT: DialectSql = both!("body_put.sql", &[]);
 static BODY_CLEAR: DialectSql = both!("body_clear.sql", &[]);
 static EVENT_ADD: DialectSql = both!("event_add.sql", &[]);
-static EFFECT_ADD: DialectSql = both!("effect_add.sql", &[I64]);
 
 /// Longest interval that is added to an instant: a thousand years, so that no sum overflows.
 const INTERVAL_MAX_US: i64 = 1000 * 365 * 24 * 3600 * 1_000_000;

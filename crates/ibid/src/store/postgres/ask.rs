@@ -2,7 +2,6 @@
 
 use ibid_core::change::{History, HistoryKind, StoredRecord};
 use ibid_core::fingerprint::SecretId;
-use ibid_core::machine::EffectState;
 use ibid_core::record::{Flags, State, Version};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{
@@ -238,10 +237,7 @@ impl PostgresStore {
             let at = |place| get::<i64>(OP, row, place).map(Timestamp::from_micros);
             counts.oldest[place] = Some(at(4)?.since(at(3)?));
         }
-        let code = |state: EffectState| i64::from(state.code());
-        let (dead, unknown) = (code(EffectState::Dead), code(EffectState::Unknown));
-        let params: [Param<'_>; 2] = [(&dead, Type::INT8), (&unknown, Type::INT8)];
-        let effects = self.ask(OP, include_str!("sql/count_effects.sql"), &params).await?;
+        let effects = self.ask(OP, include_str!("sql/count_effects.sql"), &[]).await?;
         if let Some(row) = effects.first() {
             counts.dead_effects = get::<i64>(OP, row, 0)?.cast_unsigned();
         }

@@ -70,6 +70,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0001_records.sql"),
     include_str!("migrations/0002_evidence.sql"),
     include_str!("migrations/0003_flight.sql"),
+    include_str!("schema/outbox.sql"),
 ];
 
 /// The newest step that this program knows.

@@ -7,7 +7,6 @@ use bytes::Bytes;
 use ibid_core::change::{History, HistoryKind, StoredRecord};
 use ibid_core::evidence::{EvidenceQuery, StoredEvidence};
 use ibid_core::fingerprint::SecretId;
-use ibid_core::machine::EffectState;
 use ibid_core::reap::{ReapCount, ReapTarget};
 use ibid_core::record::{Flags, Nonce, State};
 use ibid_core::scope::RecordId;
@@ -242,8 +241,7 @@ impl View<'_> {
             counts.oldest[place] = Some(self.now.since(Timestamp::from_micros(row.get(3)?)));
         }
         let mut effects = self.connection.prepare_cached(include_str!("sql/count_effects.sql"))?;
-        let states = [EffectState::Dead.code(), EffectState::Unknown.code()];
-        counts.dead_effects = effects.query_row(states, |row| row.get::<_, i64>(0))?.cast_unsigned();
+        counts.dead_effects = effects.query_row([], |row| row.get::<_, i64>(0))?.cast_unsigned();
         Ok(counts)
     }
 }

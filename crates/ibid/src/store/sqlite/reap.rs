@@ -22,10 +22,7 @@ impl Writer {
         let reaped = self.transact(|connection, _, now| {
             Ok(match course {
                 ReapTarget::Records => records(connection, from, limit, now)?,
-                ReapTarget::Effects { keep } => {
-                    let look = include_str!("sql/reap_effects_look.sql");
-                    places(connection, look, include_str!("sql/reap_effects.sql"), from, limit, now, keep)?
-                }
+                ReapTarget::Effects { keep } => effects(connection, from, limit, now, keep)?,
                 ReapTarget::History { keep } => {
                     let look = include_str!("sql/reap_history_look.sql");
                     places(connection, look, include_str!("sql/reap_history.sql"), from, limit, now, keep)?
@@ -80,17 +77,18 @@ fn records_among(
 ) -> rusqlite::Result<(ReapStep, bool)> {
     let mut pick = connection.prepare_cached(include_str!("sql/reap_pick.sql"))?;
     let picked = pick.query_map(params![now.as_micros(), from, look, DEAD_LETTER], |row| {
-        Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, bool>(2)?))
+        Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, bool>(2)?, row.get::<_, Vec<u8>>(3)?))
     })?;
-    let rows: Vec<(i64, i64, bool)> = picked.collect::<rusqlite::Result<_>>()?;
+    let rows: Vec<(i64, i64, bool, Vec<u8>)> = picked.collect::<rusqlite::Result<_>>()?;
     let mut remove = connection.prepare_cached(include_str!("sql/reap_row.sql"))?;
     let mut strip = connection.prepare_cached(include_str!("sql/reap_strip.sql"))?;
     let mut bodies = connection.prepare_cached(include_str!("sql/reap_bodies.sql"))?;
+    let mut payloads = connection.prepare_cached(include_str!("sql/reap_payloads.sql"))?;
     let note = RecordDetails::default().to_bytes();
     // Of the held ones, those at `at`.
     let (mut reaped, mut at, mut held_here) = (ReapStep::default(), from, 0);
     let mut more = rows.len() == look as usize;
-    for (its, row, goes) in &rows {
+    for (its, row, goes, id) in &rows {
         if reaped.removed + reaped.stripped == u64::from(limit) {
             more = true;
             break;
@@ -101,6 +99,7 @@ fn records_among(
         match done {
             Ok(_) => {
                 bodies.execute([row])?;
+                payloads.execute([id])?;
                 *(if *goes { &mut reaped.removed } else { &mut reaped.stripped }) += 1;
             }
             // A row of the application refers to it and forbids that it goes. That is the application's right, and no
@@ -142,6 +141,27 @@ fn places(
     let (Some(last), Some(youngest)) = (last, youngest) else { return Ok(ReapStep::default()) };
     let by = before(now, keep);
     let removed = connection.prepare_cached(remove)?.execute(params![from, last, by])? as u64;
+    let next = (looked == limit && youngest <= by).then_some(last);
+    Ok(ReapStep { removed, next, ..ReapStep::default() })
+}
+
+/// Takes one step over effects: removes those that are old enough, with their calls, and drops payloads of old letters.
+fn effects(
+    connection: &Connection,
+    from: i64,
+    limit: u32,
+    now: Timestamp,
+    keep: Duration,
+) -> rusqlite::Result<ReapStep> {
+    let mut look = connection.prepare_cached(include_str!("sql/reap_effects_look.sql"))?;
+    let (last, looked, youngest): (Option<i64>, u32, Option<i64>) =
+        look.query_row(params![from, limit], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+    let (Some(last), Some(youngest)) = (last, youngest) else { return Ok(ReapStep::default()) };
+    let by = before(now, keep);
+    let run = |sql, params: &[i64]| connection.prepare_cached(sql)?.execute(params_from_iter(params));
+    let removed = run(include_str!("sql/reap_effects.sql"), &[from, last, by])? as u64;
+    run(include_str!("sql/reap_calls.sql"), &[from, last])?;
+    run(include_str!("sql/reap_letters.sql"), &[from, last, by])?;
     let next = (looked == limit && youngest <= by).then_some(last);
     Ok(ReapStep { removed, next, ..ReapStep::default() })
 }

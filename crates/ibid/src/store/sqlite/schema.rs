@@ -79,10 +79,9 @@ fn schema(place: &Place, connection: &Connection) -> Result<u32, SqliteOpenError
 /// One file per schema; a file that was released never changes.
 const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0001_records.sql"),
-    include_str!("migrations/0002_effects.sql"),
-    include_str!("migrations/0003_evidence.sql"),
-    include_str!("migrations/0004_tombstones.sql"),
-    include_str!("migrations/0005_effect_ended.sql"),
+    include_str!("migrations/0002_evidence.sql"),
+    include_str!("migrations/0003_tombstones.sql"),
+    include_str!("schema/outbox.sql"),
 ];
 
 /// The newest schema that this program knows.

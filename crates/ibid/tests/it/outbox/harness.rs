@@ -34,6 +34,18 @@ use tempfile::TempDir;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
+/// Returns a statement of the outbox on SQLite that returns effects, as a whole.
+macro_rules! effects_sql {
+    ($file:literal) => {
+        concat!(
+            include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/outbox/sql/sqlite/", $file)),
+            include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/outbox/sql/sqlite/effect.sql")),
+        )
+    };
+}
+
+pub(super) use effects_sql;
+
 pub(super) struct World {
     pub(super) ibid: Ibid,
     clock: Clock,
@@ -116,7 +128,7 @@ impl World {
             let idle = worker.run_once().await.unwrap().is_idle();
             let open: i64 = self
                 .connection()
-                .query_row("select count(*) from ibid_effect where open = 1", [], |row| row.get(0))
+                .query_row("select count(*) from ibid_effect where done_at is null", [], |row| row.get(0))
                 .unwrap();
             if idle && open == 0 {
                 return;

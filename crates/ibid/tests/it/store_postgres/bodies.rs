@@ -114,9 +114,10 @@ async fn a_record_that_changes_under_the_reaper_is_left_alone() {
         // that. By then the reaper knows only the old version of the second row.
         let hold = format!(
             "{}; {};
-             insert into ibid_effect (birth, nonce, lease_us, created_at, count, tries, state, open, owes, record,
-                                      name, kind, downstream_key, rules, tenant, payload)
-             values (1, 1, 0, 0, 1, 0, 1, true, false, '\\x{}', 'mail', 'http', 'd', '', 'shop', '');
+             insert into ibid_effect_call (birth, owes, letter, record, name, downstream_key, rules)
+             values (1, false, false, '\\x{}', 'mail', 'd', '{{}}');
+             insert into ibid_effect (seq, nonce, lease_us, created_at, count, tries, state, blocked, dead_letter, tenant, kind)
+             select seq, 1, 0, 0, 1, 0, 1, false, false, 'shop', 'http' from ibid_effect_call;
              create function hold() returns boolean language plpgsql set lock_timeout = 0 as
                $$ begin perform pg_advisory_xact_lock_shared(7); return true; end $$;
              alter table ibid_effect rename to ibid_effect_rows;

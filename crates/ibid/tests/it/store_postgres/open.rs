@@ -28,7 +28,7 @@ async fn the_printed_migration_makes_the_stores_schema() {
     open(&server, &ours).await;
     server.sql(&theirs, &PostgresStore::migration_sql(0));
     let made = catalog(&server, &ours);
-    assert!(made.contains("ibid_effect_downstream") && made.contains("ibid_record_reap"), "{made}");
+    assert!(made.contains("ibid_effect_call_key") && made.contains("ibid_record_reap"), "{made}");
     assert_eq!(made, catalog(&server, &theirs));
     open_with(&server, &theirs, |options| options.migrate = false).await;
     // Many open at once: one creates the schema, the others find it.

@@ -16,9 +16,12 @@ use ibid_core::effect::{EffectFilter, EffectRules, NewEffect};
 use ibid_core::machine::EffectState::{Claimed, Dead, Discarded, Done, Queued, Unknown};
 use ibid_core::record::State;
 
+#[cfg(all(feature = "postgres", feature = "sqlx-postgres"))]
+mod aggregates;
 mod both_databases;
 mod concurrency;
 mod effect_metrics;
+mod effect_rows;
 mod expiry;
 mod harness;
 mod owed_response;

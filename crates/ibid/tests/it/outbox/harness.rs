@@ -204,6 +204,16 @@ impl World {
         plan
     }
 
+    /// Runs a statement in a transaction that is rolled back. Returns the number of rows, and of steps of SQLite's machine.
+    pub(super) fn steps(&self, sql: &str, params: &[&dyn rusqlite::ToSql]) -> (usize, i32) {
+        let connection = self.connection();
+        connection.execute_batch("begin immediate").unwrap();
+        let mut statement = connection.prepare(sql).unwrap();
+        let rows = statement.query_map(params, |_| Ok(())).unwrap().count();
+        let steps = statement.get_status(rusqlite::StatementStatus::VmStep);
+        (rows, steps)
+    }
+
     fn texts<P: rusqlite::Params>(&self, sql: &str, params: P) -> Vec<String> {
         let connection = self.connection();
         let mut query = connection.prepare(sql).unwrap();
@@ -364,7 +374,7 @@ pub(super) fn not_made(why: &str) -> CallOutcome {
     CallOutcome::NotMade { why: why.into(), after: None }
 }
 
-struct Nothing;
+pub(super) struct Nothing;
 
 impl RequestView for Nothing {
     fn method(&self) -> &str {

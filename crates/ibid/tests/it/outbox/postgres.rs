@@ -27,13 +27,13 @@ use super::both_databases::{evidence_report, executed_observation};
 use super::harness::{Gate, Provider, ask, because, begin, made_outcome};
 
 /// One node of an application.
-struct Node {
-    ibid: Ibid,
-    database: SqlxPostgres,
+pub(super) struct Node {
+    pub(super) ibid: Ibid,
+    pub(super) database: SqlxPostgres,
 }
 
 impl Node {
-    async fn new(server: &Postgres) -> Node {
+    pub(super) async fn new(server: &Postgres) -> Node {
         let options =
             PostgresOptions { connection_wait: Duration::from_secs(30), ..PostgresOptions::default() };
         let store = PostgresStore::open(&server.url(), options).await.unwrap();
@@ -46,7 +46,7 @@ impl Node {
         Node { ibid, database }
     }
 
-    async fn pay(&self, key: &str, effects: impl IntoIterator<Item = NewEffect>) {
+    pub(super) async fn pay(&self, key: &str, effects: impl IntoIterator<Item = NewEffect>) {
         let mut attempt = begin(&self.ibid, key).await;
         let mut inside = attempt.inside(self.database.begin().await.unwrap()).await.unwrap();
         sqlx::query("insert into payment values ($1)").bind(key).execute(&mut **inside).await.unwrap();
@@ -61,7 +61,7 @@ impl Node {
         Worker::builder(self.ibid.clone(), self.database.clone()).on("charge", Recording(provider.clone()))
     }
 
-    fn worker(&self, provider: &Provider) -> Worker<SqlxPostgres> {
+    pub(super) fn worker(&self, provider: &Provider) -> Worker<SqlxPostgres> {
         self.building(provider).build().unwrap()
     }
 
@@ -123,7 +123,7 @@ impl EffectHandler<SqlxPostgresTx<'static>> for Recording {
     }
 }
 
-fn charge(name: &str) -> NewEffect {
+pub(super) fn charge(name: &str) -> NewEffect {
     NewEffect::new(name, "charge", "42")
 }
 

@@ -1,5 +1,6 @@
 -- Lists effects after the number $2, $3 at most, by record $4, state $5 and dead letters $6. effect.sql follows.
 -- Each order has a part with its own index. The parameters alone select the one part that runs; the server skips the others.
+-- The part of one state compares rows: with an equality the server may walk the primary key and filter.
 with t as materialized (select coalesce($1::int8, (extract(epoch from statement_timestamp()) * 1000000)::int8) as now),
      listed as materialized (
        (
@@ -23,8 +24,9 @@ with t as materialized (select coalesce($1::int8, (extract(epoch from statement_
        (
          select e.seq
          from ibid_effect e
-         where $4::bytea is null and not $6::boolean and $5::int8 is not null and e.state = $5::int8::int2 and e.seq > $2
-         order by e.seq
+         where $4::bytea is null and not $6::boolean and $5::int8 is not null
+           and (e.state, e.seq) > ($5::int8::int2, $2::int8) and e.state <= $5::int8::int2
+         order by e.state, e.seq
          limit $3
        )
        union all

@@ -13,6 +13,8 @@
 -- Turns are added and deleted, never changed: a turn that this snapshot shows comes with all that its transaction wrote. A first
 -- effect that another transaction has locked is skipped, and its turn stays for the next look: two looks that wait for each
 -- other's effects would deadlock, and that transaction may roll back.
+-- The first effect is found by one step into its index: the server would walk the primary key instead, and read all effects
+-- before it, if tenant and aggregate were compared for equality.
 -- Invariant: if the first open effect of an aggregate is blocked, the aggregate has a turn.
 with picked as materialized (
        select x.id, x.tenant, x.aggregate
@@ -26,12 +28,12 @@ with picked as materialized (
        select a.tenant, a.aggregate, o.seq, o.blocked
        from (select distinct p.tenant, p.aggregate from picked p) a
        left join lateral (
-         select x.seq, x.blocked
+         select x.tenant, x.aggregate, x.seq, x.blocked
          from ibid_effect x
-         where x.tenant = a.tenant and x.aggregate = a.aggregate and x.done_at is null
-         order by x.seq
+         where (x.tenant, x.aggregate, x.seq) >= (a.tenant, a.aggregate, 0) and x.aggregate is not null and x.done_at is null
+         order by x.tenant, x.aggregate, x.seq
          limit 1
-       ) o on true
+       ) o on o.tenant = a.tenant and o.aggregate = a.aggregate
      ),
      locked as materialized (
        select e.seq

@@ -91,7 +91,7 @@ pub(crate) async fn give_turns(tx: &mut dyn SqlTx) -> Result<Turns, SqlError> {
     }
 }
 
-/// Result of [`give_turns`].
+/// Outcome of one call of [`give_turns`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Turns {
     /// `true` if something was written, so the transaction has to be committed.

@@ -18,11 +18,11 @@ const LEVELS: [Isolation; 3] = [Isolation::ReadCommitted, Isolation::RepeatableR
 
 const ONE_DONE: WorkerRound = WorkerRound { done: 1, again: 0, dead: 0, lost: 0 };
 
-fn ordered(name: &str) -> NewEffect {
+fn ordered_charge(name: &str) -> NewEffect {
     charge(name).ordered_by("account 7")
 }
 
-fn accepted() -> Response {
+fn response() -> Response {
     Response::plain(201, "text/plain", "accepted".to_owned())
 }
 
@@ -36,15 +36,15 @@ async fn an_effect_enqueued_while_the_one_before_ends_runs() {
     for level in LEVELS {
         let server = Postgres::shared();
         let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made_outcome()));
-        node.pay("a", [ordered("a")]).await;
+        node.pay("a", [ordered_charge("a")]).await;
         let mut attempt = begin(&node.ibid, "b").await;
         let database = Isolated::new(node.database.clone(), level);
         let mut t1 = attempt.inside(database.begin().await.unwrap()).await.unwrap();
-        t1.enqueue(ordered("b")).await.unwrap();
+        t1.enqueue(ordered_charge("b")).await.unwrap();
         let worker = node.worker(&provider);
         assert_eq!(worker.run_once().await.unwrap(), ONE_DONE, "{level:?}: the end does not wait");
         assert!(worker.run_once().await.unwrap().is_idle(), "{level:?}: B is not committed");
-        t1.finish(accepted()).await.unwrap();
+        t1.finish(response()).await.unwrap();
         assert_eq!(worker.run_once().await.unwrap(), ONE_DONE, "{level:?}");
         assert_eq!(names(&provider), ["a", "b"], "{level:?}");
     }
@@ -61,16 +61,16 @@ async fn an_old_snapshot_at_enqueue_changes_no_order() {
             let mut attempt = begin(&node.ibid, "b").await;
             let database = Isolated::new(node.database.clone(), level);
             if ends_in_between {
-                node.pay("a", [ordered("a")]).await;
+                node.pay("a", [ordered_charge("a")]).await;
             }
             let mut t1 = attempt.inside(database.begin().await.unwrap()).await.unwrap();
             if ends_in_between {
                 assert_eq!(worker.run_once().await.unwrap(), ONE_DONE);
             } else {
-                node.pay("a", [ordered("a")]).await;
+                node.pay("a", [ordered_charge("a")]).await;
             }
-            t1.enqueue(ordered("b")).await.unwrap();
-            t1.finish(accepted()).await.unwrap();
+            t1.enqueue(ordered_charge("b")).await.unwrap();
+            t1.finish(response()).await.unwrap();
             if !ends_in_between {
                 assert_eq!(worker.run_once().await.unwrap(), ONE_DONE, "{level:?}: B waits for A");
             }
@@ -108,13 +108,13 @@ impl EffectHandler<SqlxPostgresTx<'static>> for SlowRows {
 async fn a_look_before_the_end_commits_strands_no_effect() {
     let server = Postgres::shared();
     let (node, bob) = (Node::new(&server).await, Provider::new("bob", |_| made_outcome()));
-    node.pay("a", [ordered("a")]).await;
+    node.pay("a", [ordered_charge("a")]).await;
     let (reached, gate) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
     let slow = SlowRows { reached: reached.clone(), gate: gate.clone() };
     let ann = Worker::builder(node.ibid.clone(), node.database.clone()).on("charge", slow).build().unwrap();
     let ending = tokio::spawn(async move { ann.run_once().await.unwrap() });
     reached.acquire().await.unwrap().forget();
-    node.pay("b", [ordered("b")]).await;
+    node.pay("b", [ordered_charge("b")]).await;
     let worker = node.worker(&bob);
     assert!(worker.run_once().await.unwrap().is_idle(), "A has not ended");
     assert_eq!(
@@ -134,11 +134,11 @@ async fn a_turn_of_a_locked_effect_stays_for_the_next_look() {
     let server = Postgres::shared();
     let node = Node::new(&server).await;
     let gate = Gate::closed("w");
-    node.pay("a", [ordered("a")]).await;
+    node.pay("a", [ordered_charge("a")]).await;
     let worker = node.worker(&gate.provider);
     let ending = tokio::spawn(async move { (worker.run_once().await.unwrap(), worker) });
     gate.until_reached().await;
-    node.pay("b", [ordered("b")]).await;
+    node.pay("b", [ordered_charge("b")]).await;
     assert!(node.worker(&gate.provider).run_once().await.unwrap().is_idle());
     let mut holder = node.database.0.begin().await.unwrap();
     let lock = "select seq from ibid_effect where blocked for update";

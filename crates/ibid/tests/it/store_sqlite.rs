@@ -480,7 +480,7 @@ async fn every_query_of_the_hot_paths_goes_by_an_index() {
         (include_str!("../../src/store/sqlite/sql/list.sql"), "sqlite_autoindex_ibid_record_1"),
         (include_str!("../../src/store/sqlite/sql/due.sql"), "ibid_record_due"),
         (include_str!("../../src/store/sqlite/sql/reap_pick.sql"), "ibid_record_reap"),
-        (include_str!("../../src/store/sqlite/sql/reap_pick.sql"), "sqlite_autoindex_ibid_effect_1"),
+        (include_str!("../../src/store/sqlite/sql/reap_pick.sql"), "sqlite_autoindex_ibid_effect_call_1"),
         (include_str!("../../src/store/sqlite/sql/ripe_records.sql"), "ibid_record_reap"),
         (include_str!("../../src/store/sqlite/sql/reap_strip.sql"), "PRIMARY KEY"),
         (include_str!("../../src/store/sqlite/sql/reap_row.sql"), "PRIMARY KEY"),

@@ -80,7 +80,7 @@ async fn each_dead_letter_is_written_once(store: Arc<dyn Store>) {
     assert_eq!(write_dead_letters(&*store, "acme", &differences_found).await.unwrap(), 0);
     assert_eq!(load_dead_letters(&ibid).await.len(), 5);
     // Nor when its retention is over: its line goes, its name stays.
-    let keep = Retention { effects: Duration::ZERO, ..Retention::default() };
+    let keep = Retention::default().with(|keep| keep.effects = Duration::ZERO);
     assert_eq!(reap_once(&ibid, keep).await.unwrap().effects, 0);
     assert_eq!(write_dead_letters(&*store, "acme", &differences_found).await.unwrap(), 0);
     let all = load_dead_letters(&ibid).await;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use ibid_core::change::{Change, Commit, StoredRecord};
+use ibid_core::change::{Change, Commit, Expect, StoredRecord};
 use ibid_core::evidence::{EventName, Evidence, EvidenceQuery, EvidenceStore, StoredEvidence};
 use ibid_core::reap::{ReapStep, ReapTarget};
 use ibid_core::record::{Nonce, State, Version};
@@ -22,6 +22,7 @@ pub struct FaultyStore {
     mode: watch::Sender<StoreFault>,
     commits: AtomicUsize,
     bodies: AtomicUsize,
+    renewals: AtomicUsize,
 }
 
 /// The current behaviour of a [`FaultyStore`].
@@ -31,12 +32,18 @@ pub enum StoreFault {
     None,
     /// Every call fails, and nothing is written.
     Down,
-    /// Every commit is refused permanently, and nothing is written.
+    /// Every commit and every write of a setting is refused permanently, and nothing is written.
     Refuses,
     /// Every commit is written, and its reply is lost.
     LosesReplies,
     /// Every commit waits until another mode is set.
     Hangs,
+    /// Every takeover gets no reply, and is not written yet. Other changes are.
+    LosesTakeovers,
+    /// Every takeover finds its row locked: it is refused, and the record is still due. Other changes are written.
+    LocksRows,
+    /// Every renewal waits until another mode is set.
+    HangsRenewals,
     /// Every load waits until another mode is set.
     HangsReads,
     /// Every step of the reaper on this target fails.
@@ -50,7 +57,7 @@ impl FaultyStore {
     pub fn new(inner: Arc<dyn Store>) -> Arc<FaultyStore> {
         let mode = watch::channel(StoreFault::None).0;
         let (commits, bodies) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Arc::new(FaultyStore { inner, mode, commits, bodies })
+        Arc::new(FaultyStore { inner, mode, commits, bodies, renewals: AtomicUsize::new(0) })
     }
 
     /// Sets the behaviour from now on.
@@ -63,9 +70,25 @@ impl FaultyStore {
         self.commits.load(Ordering::SeqCst)
     }
 
+    /// Returns the number of `renew` calls so far.
+    pub fn renewals(&self) -> usize {
+        self.renewals.load(Ordering::SeqCst)
+    }
+
     /// Returns how many reads of bodies were made so far, returned or not.
     pub fn bodies_read(&self) -> usize {
         self.bodies.load(Ordering::SeqCst)
+    }
+
+    async fn commit_around_locks(&self, change: Arc<Change>) -> Result<Commit, StoreError> {
+        if matches!(change.expect, Expect::Due(_)) {
+            if *self.mode.borrow() == StoreFault::LosesTakeovers {
+                return Err(StoreError::transient("faulty", "commit", "no answer"));
+            }
+            let stored = self.inner.load(change.id).await?;
+            return Ok(Commit::Conflict(stored.map(Box::new)));
+        }
+        self.inner.commit(change, None).await
     }
 
     fn check(&self, op: &'static str) -> Result<(), StoreError> {
@@ -109,6 +132,7 @@ impl Store for FaultyStore {
                     let _ = self.inner.commit(change, send_by).await;
                     lost()
                 }
+                StoreFault::LosesTakeovers | StoreFault::LocksRows => self.commit_around_locks(change).await,
                 _ => self.inner.commit(change, send_by).await,
             }
         })
@@ -119,6 +143,9 @@ impl Store for FaultyStore {
         leases: Vec<(RecordId, Version)>,
     ) -> BoxFuture<'_, Result<Vec<RenewOutcome>, StoreError>> {
         Box::pin(async move {
+            self.renewals.fetch_add(1, Ordering::SeqCst);
+            let mut mode = self.mode.subscribe();
+            let _ = mode.wait_for(|fault| *fault != StoreFault::HangsRenewals).await;
             self.check("renew")?;
             self.inner.renew(leases).await
         })
@@ -168,6 +195,9 @@ impl Store for FaultyStore {
         let name = name.to_owned();
         Box::pin(async move {
             self.check("write a setting")?;
+            if *self.mode.borrow() == StoreFault::Refuses {
+                return Err(StoreError::lasting("faulty", "write a setting", "permission denied"));
+            }
             self.inner.compare_and_set(&name, expected, value).await
         })
     }

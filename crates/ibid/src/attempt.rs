@@ -16,9 +16,8 @@ use ibid_core::response::Response;
 use ibid_core::scope::RecordId;
 use ibid_core::store::RenewOutcome;
 use metrics::counter;
-use parking_lot::Mutex;
 
-use crate::engine::{DrainGuard, GiveUp, run_to_completion, still_owns};
+use crate::engine::{AttemptSlot, GiveUp, LeasedAt, run_to_completion};
 use crate::ibid::Ibid;
 use crate::outcome::Outcome;
 use crate::telemetry;
@@ -48,38 +47,8 @@ pub struct Attempt {
     proof: Option<Proof>,
     /// The progress of this run through its phases.
     pub(crate) progress: Progress,
-    /// Dropped last: a shutdown waits for it.
-    _guard: DrainGuard,
-}
-
-/// The instant from which the lease counts: just before the write or the renewal that gave it was sent. An attempt shares it with
-/// the future that renews its lease.
-#[derive(Clone, Debug)]
-struct LeasedAt(Arc<Mutex<Instant>>);
-
-impl LeasedAt {
-    fn new(at: Instant) -> LeasedAt {
-        LeasedAt(Arc::new(Mutex::new(at)))
-    }
-
-    fn get(&self) -> Instant {
-        *self.0.lock()
-    }
-
-    fn set(&self, at: Instant) {
-        *self.0.lock() = at;
-    }
-
-    /// Notes that the renewal sent at `sent_at` was confirmed, and returns whether it counts. After the lease has expired none
-    /// does, whatever the store answers.
-    fn confirm_renewal(&self, sent_at: Instant, lease: Duration) -> bool {
-        let mut at = self.0.lock();
-        let counts = at.elapsed() < lease;
-        if counts {
-            *at = sent_at.max(*at);
-        }
-        counts
-    }
+    /// Counts the attempt. Dropped last: a shutdown waits for it.
+    slot: Arc<AttemptSlot>,
 }
 
 /// Callback for the outcome of an attempt that ends in the caller's transaction.
@@ -109,9 +78,20 @@ impl Attempt {
         after: RecoveryPoint,
         leased_at: Instant,
     ) -> Attempt {
-        let guard = ibid.engine().drain.track_attempt();
+        let slot = ibid.engine().attempt_slots.take(&begun.identity.tenant);
+        Attempt::with_slot(slot, ibid, ask, begun, after, leased_at)
+    }
+
+    fn with_slot(
+        slot: Arc<AttemptSlot>,
+        ibid: Ibid,
+        ask: Arc<BeginRequest>,
+        begun: Arc<Record>,
+        after: RecoveryPoint,
+        leased_at: Instant,
+    ) -> Attempt {
         Attempt {
-            _guard: guard,
+            slot,
             ibid,
             ask,
             begun,
@@ -142,7 +122,10 @@ impl Attempt {
 
     /// Creates a copy that ends nothing when it is dropped.
     pub(crate) fn stand_in(&self) -> Attempt {
-        Attempt::unwritten(self.ibid.clone(), self.ask.clone(), self.begun.clone(), self.leased_at.get())
+        let (ibid, ask, begun) = (self.ibid.clone(), self.ask.clone(), self.begun.clone());
+        let mut copy = Attempt::with_slot(self.slot.clone(), ibid, ask, begun, 0, self.leased_at.get());
+        copy.ended = true;
+        copy
     }
 
     /// Returns the number of this attempt, from 1.
@@ -273,7 +256,7 @@ impl Attempt {
         }
         let (answer, response) = into_answer(response, policy);
         let answer = AttemptResponse { proof: self.proof, ..answer };
-        self.end(End::Answered(answer), Some(Arc::new(response))).await
+        self.end(End::Answered(answer), Some(response)).await
     }
 
     /// Makes sure that the attempt may send its first byte outside. Call it before that byte.
@@ -322,37 +305,12 @@ impl Attempt {
         self
     }
 
-    /// Renews the lease after every third of it, until `max_run` is over or another attempt owns the record. Poll it together with
-    /// the handler.
+    /// Renews the lease after every third of it, until `max_run` is over, another attempt owns the record, or the returned
+    /// future is dropped. The future ends with the first two. It need not be polled: the engine renews all leases together.
     pub fn keep_alive(&self) -> impl Future<Output = ()> + Send + use<> {
-        let (ibid, mut record) = (self.ibid.clone(), self.begun.clone());
-        let (lease, until) = (record.policy.lease, self.began_at + record.policy.max_run);
-        let leased_at = self.leased_at.clone();
-        let mut next = leased_at.get() + lease / 3;
-        async move {
-            while next < until {
-                tokio::time::sleep_until(next).await;
-                let sent_at = Instant::now();
-                match ibid.engine().renew(&record).await {
-                    Some(RenewOutcome::Until(_)) => {
-                        leased_at.confirm_renewal(sent_at, lease);
-                        next += lease / 3;
-                    }
-                    // A write holds the row at this moment, or the store does not answer: retry soon.
-                    Some(RenewOutcome::Busy) | None => next = Instant::now() + lease / 12,
-                    Some(RenewOutcome::Lost) => match ibid.engine().load(record.id).await {
-                        // Another write did not take it over: continue with the new version.
-                        Ok(Some(stored))
-                            if still_owns(&stored, &record) && stored.record.version != record.version =>
-                        {
-                            record = stored.record;
-                        }
-                        Ok(_) => return,
-                        Err(_) => next = Instant::now() + lease / 12,
-                    },
-                }
-            }
-        }
+        let until = self.began_at + self.begun.policy.max_run;
+        let renewal = self.ibid.engine().leases.keep(self.begun.clone(), self.leased_at.clone(), until);
+        renewal.wait_until_over()
     }
 
     /// Sets what the fields of the response prove, for the `finish` that follows. Proof goes before the status.
@@ -405,19 +363,18 @@ impl Attempt {
     /// operator.
     pub async fn unknown(mut self, why: ErrorCode) -> (Outcome, LateAnswer) {
         self.ended = true;
-        let guard = self.ibid.engine().drain.track_attempt();
         let late = LateAnswer {
             ibid: self.ibid.clone(),
             ask: self.ask.clone(),
             begun: self.begun.clone(),
             proof: None,
-            _guard: guard,
+            slot: self.slot.clone(),
         };
         (self.end(End::Uncertain(why), None).await, late)
     }
 
     async fn end(&self, end: End, response: Option<Arc<Response>>) -> Outcome {
-        end_of(&self.ibid, &self.ask, &self.begun, end, response).await
+        end_of(&self.ibid, &self.ask, &self.begun, &self.slot, end, response).await
     }
 }
 
@@ -427,8 +384,8 @@ pub struct LateAnswer {
     ask: Arc<BeginRequest>,
     begun: Arc<Record>,
     proof: Option<Proof>,
-    /// A shutdown waits for handlers whose late response is still read.
-    _guard: DrainGuard,
+    /// The slot of the attempt: a shutdown waits for handlers whose late response is still read.
+    slot: Arc<AttemptSlot>,
 }
 
 impl LateAnswer {
@@ -447,7 +404,7 @@ impl LateAnswer {
     pub async fn finish(self, response: Response) -> Outcome {
         let (answer, response) = into_answer(response, &self.begun.policy);
         let answer = AttemptResponse { proof: self.proof, ..answer };
-        self.end(End::Answered(answer), Some(Arc::new(response))).await
+        self.end(End::Answered(answer), Some(response)).await
     }
 
     /// Settles the record with the status of a late response that is not stored. Like [`Attempt::finish_unretained`].
@@ -469,20 +426,20 @@ impl LateAnswer {
     }
 
     async fn end(&self, end: End, response: Option<Arc<Response>>) -> Outcome {
-        end_of(&self.ibid, &self.ask, &self.begun, end, response).await
+        end_of(&self.ibid, &self.ask, &self.begun, &self.slot, end, response).await
     }
 }
 
 /// Splits a response into the answer that the machine decides on and the response that retries get.
 ///
 /// Only this function reads `Retry-After`: the machine needs to know of it, and no retry gets that line.
-pub(crate) fn into_answer(response: Response, policy: &Policy) -> (AttemptResponse, Response) {
+pub(crate) fn into_answer(response: Response, policy: &Policy) -> (AttemptResponse, Arc<Response>) {
     let retry_after = has_retry_after(&response);
-    let response = response.repeatable(policy);
+    let response = Arc::new(response.repeatable(policy));
     let answer = AttemptResponse {
         status: response.status,
         retry_after,
-        kept: Some(Arc::new(response.clone())),
+        kept: Some(response.clone()),
         provider_id: None,
         proof: None,
     };
@@ -504,32 +461,50 @@ enum End {
     Uncertain(ErrorCode),
 }
 
+impl End {
+    /// Returns the bytes of the encoded response that it holds.
+    fn bytes(&self) -> usize {
+        match self {
+            End::Answered(answer) => answer.kept.as_ref().map_or(0, |kept| kept.body.len()),
+            End::NotExecuted(_) | End::Uncertain(_) => 0,
+        }
+    }
+}
+
 /// Writes the end of an attempt, even if the caller is dropped midway. If it is not durable within `finish_wait`, the caller
 /// continues and the write is retried in the background.
 async fn end_of(
     ibid: &Ibid,
     ask: &Arc<BeginRequest>,
     begun: &Arc<Record>,
+    slot: &Arc<AttemptSlot>,
     end: End,
     response: Option<Arc<Response>>,
 ) -> Outcome {
     let runtime = &ibid.engine().runtime;
-    let (ibid, ask, begun) = (ibid.clone(), ask.clone(), begun.clone());
-    let guard = ibid.engine().drain.track_attempt();
+    let (ibid, ask, begun, slot) = (ibid.clone(), ask.clone(), begun.clone(), slot.clone());
     let ended = run_to_completion(runtime, async move {
         let (started, engine, record) = (Instant::now(), ibid.engine().clone(), begun.id);
-        let bytes = response.as_ref().map_or(0, |response| response.body.len());
-        let mut write = Box::pin(async move { write_end(&ibid, &ask, &begun, end, response, started).await });
+        let bytes = end.bytes() + response.as_ref().map_or(0, |response| response.body.len());
+        // It does not hold the request, which may be many times larger than the response.
+        let writer = ibid.clone();
+        let mut write = Box::pin(async move { write_end(&writer, &begun, end, response, started).await });
         let deadline = started.checked_add(engine.finish_wait);
-        let finished = engine.deadlines.within(deadline, &mut write).await;
+        let written = engine.deadlines.within(deadline, &mut write).await;
         telemetry::record_seconds(&telemetry::FINISH_TOOK, started.elapsed().as_secs_f64());
-        let finished = finished.unwrap_or_else(|| {
-            tracing::warn!(record = %record.short(), "outcome not durable within `finish_wait`; still retrying in the background");
-            // Counted before the caller continues, so that a shutdown does not miss it.
-            engine.background.spawn(bytes, async move { drop(write.await) });
-            Outcome::NotDurable
-        });
-        drop(guard);
+        let finished = match written {
+            Some(WrittenEnd::Outcome(outcome)) => outcome,
+            Some(WrittenEnd::Superseded(stored)) => {
+                Outcome::Superseded(Box::new(ibid.current_outcome(&ask, *stored, started)))
+            }
+            None => {
+                tracing::warn!(record = %record.short(), "outcome not durable within `finish_wait`; still retrying in the background");
+                // Counted before the caller continues, so that a shutdown does not miss it.
+                engine.background.spawn_end(bytes, async move { drop(write.await) });
+                Outcome::NotDurable
+            }
+        };
+        drop(slot);
         if matches!(finished, Outcome::NotDurable) {
             counter!(telemetry::NOT_STORED).increment(1);
         }
@@ -538,14 +513,20 @@ async fn end_of(
     ended.await.unwrap_or(Outcome::NotDurable)
 }
 
+/// Result of writing the end of an attempt.
+enum WrittenEnd {
+    Outcome(Outcome),
+    /// The record was changed without the attempt, and is stored like this.
+    Superseded(Box<StoredRecord>),
+}
+
 async fn write_end(
     ibid: &Ibid,
-    ask: &Arc<BeginRequest>,
     begun: &Arc<Record>,
     end: End,
     response: Option<Arc<Response>>,
     sent_at: Instant,
-) -> Outcome {
+) -> WrittenEnd {
     // The record is most likely still as it was begun, so no read before the write.
     let known =
         StoredRecord { record: begun.clone(), response: None, now: begun.ran_at.unwrap_or(begun.created_at) };
@@ -558,9 +539,9 @@ async fn write_end(
         })
         .await;
     if settlement.refused.is_some() {
-        return Outcome::NotDurable;
+        return WrittenEnd::Outcome(Outcome::NotDurable);
     }
-    match (settlement.decision, settlement.stored, response) {
+    WrittenEnd::Outcome(match (settlement.decision, settlement.stored, response) {
         (Decision::Stored, Some(stored), Some(response)) => {
             Outcome::Completed(ibid.engine().remember(stored.record, response, sent_at, stored.now))
         }
@@ -570,10 +551,10 @@ async fn write_end(
         (_, Some(stored), _) => {
             counter!(telemetry::LATE_ANSWERS).increment(1);
             tracing::error!(record = %begun.id.short(), "attempt ended after its record was changed without it; its end is not written");
-            Outcome::Superseded(Box::new(ibid.current_outcome(ask, stored, sent_at)))
+            return WrittenEnd::Superseded(Box::new(stored));
         }
         (_, None, _) => Outcome::Released,
-    }
+    })
 }
 
 fn settled_in(stored: StoredRecord) -> Option<Duration> {
@@ -595,13 +576,11 @@ impl Drop for Attempt {
             true => End::Uncertain(ErrorCode::Broken),
             false => End::NotExecuted(ErrorCode::ClientGone),
         };
-        let (ibid, ask, begun) = (self.ibid.clone(), self.ask.clone(), self.begun.clone());
-        // Without a runtime the process is ending, and the lease lapses instead.
-        if tokio::runtime::Handle::try_current().is_ok() {
-            ibid.engine().clone().background.spawn(0, async move {
-                write_end(&ibid, &ask, &begun, end, None, Instant::now()).await;
-            });
-        }
+        let (ibid, begun) = (self.ibid.clone(), self.begun.clone());
+        // On the engine's runtime: the dropping thread may be outside of every runtime.
+        ibid.engine().clone().background.spawn_end(0, async move {
+            write_end(&ibid, &begun, end, None, Instant::now()).await;
+        });
     }
 }
 

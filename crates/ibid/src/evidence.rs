@@ -123,13 +123,41 @@ pub(crate) async fn apply_earlier_evidence(ibid: &Ibid, id: RecordId) {
     }
 }
 
-/// Judges a batch of evidence with two reads of the store.
+/// Judges a batch of evidence with two reads of the store. If one subject can't be read, each is read by itself, and only
+/// that one has no verdict.
+///
+/// # Errors
+///
+/// Fails if the store does not answer.
 pub(crate) async fn judge_all(
     ibid: &Ibid,
     batch: &[StoredEvidence],
-) -> Result<Vec<EvidenceVerdict>, StoreError> {
-    let subjects = Subject::load_all(ibid, batch.iter().map(|kept| &kept.evidence.about)).await?;
-    Ok(batch.iter().zip(subjects).map(|(kept, subject)| subject.judge(kept)).collect())
+) -> Result<Vec<Option<EvidenceVerdict>>, StoreError> {
+    let subjects = match Subject::load_all(ibid, batch.iter().map(|kept| &kept.evidence.about)).await {
+        Err(error) if error.is_transient() => return Err(error),
+        Ok(subjects) => subjects,
+        Err(_) => return judge_one_by_one(ibid, batch).await,
+    };
+    Ok(batch.iter().zip(subjects).map(|(kept, subject)| Some(subject.judge(kept))).collect())
+}
+
+async fn judge_one_by_one(
+    ibid: &Ibid,
+    batch: &[StoredEvidence],
+) -> Result<Vec<Option<EvidenceVerdict>>, StoreError> {
+    let mut verdicts = Vec::with_capacity(batch.len());
+    for kept in batch {
+        verdicts.push(match Subject::load(ibid, &kept.evidence.about).await {
+            Ok(subject) => Some(subject.judge(kept)),
+            Err(error) if error.is_transient() => return Err(error),
+            Err(error) => {
+                let (subject, error) = (kept.evidence.about.id().short(), &error as &dyn std::error::Error);
+                tracing::warn!(%subject, error, "evidence not judged: its record or effect can't be read");
+                None
+            }
+        });
+    }
+    Ok(verdicts)
 }
 
 /// A record or an effect as it was read to judge evidence about it.

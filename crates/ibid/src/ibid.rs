@@ -14,8 +14,8 @@ use tokio::time::Instant;
 
 use crate::attempt::Attempt;
 use crate::engine::{
-    Arrival, BecameUnknown, DecidedRequest, Engine, RETRY_AFTER_MIN, Settings, StartError, TenantRate,
-    UnavailableError, retry_after_for_duplicate, run_to_completion,
+    Arrival, BecameUnknown, DecidedRequest, Engine, NotReadyError, RETRY_AFTER_MIN, Settings, StartError,
+    TenantRate, UnavailableError, retry_after_for_duplicate, run_to_completion,
 };
 use crate::evidence;
 use crate::identity::IdentitySetting;
@@ -212,7 +212,7 @@ impl Ibid {
             (Decision::NotRetained, Some(stored)) => Outcome::NotRetained(stored.record),
             (Decision::Wait { overlong }, Some(stored)) => {
                 if overlong {
-                    self.engine().shorten_lease(&stored.record);
+                    self.engine().leases.shorten(&stored.record);
                 }
                 match stored.record.flags.asynchronous {
                     true => Outcome::Accepted { new: false },
@@ -252,6 +252,16 @@ impl Ibid {
     /// Returns whether begins are being refused because the store does not answer.
     pub fn is_breaker_open(&self) -> bool {
         self.engine().breaker.is_open()
+    }
+
+    /// Checks that the store takes writes and that begins are not refused, for the readiness probe of an orchestrator. Writes
+    /// at most once in some seconds.
+    ///
+    /// # Errors
+    ///
+    /// Returns why begins would be refused now. A store that does not answer in `within` takes no writes.
+    pub async fn check_ready(&self, within: Duration) -> Result<(), NotReadyError> {
+        self.engine().check_ready(within).await
     }
 
     /// Returns whether the identity that this process started with was active when it was last read. If not, begins are

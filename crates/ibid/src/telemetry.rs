@@ -117,6 +117,9 @@ metrics! {
         "seconds since the run whose outcome is unknown for longest began, 0 if no outcome is unknown";
     REAP_BEHIND = "ibid_reap_behind_seconds", "gauge",
         "seconds by which the reaper is behind: the age of the oldest row that it could have removed";
+    ATTEMPTS_REFUSED = "ibid_attempts_refused_total", "counter",
+        "new keys refused because the process or the tenant runs too many attempts, by bound";
+    CHORE_PANICS = "ibid_chore_panics_total", "counter", "rounds of a chore that panicked, by chore";
     BREAKER_OPEN = "ibid_breaker_open", "gauge", "1 while begins are refused because the store does not answer";
     TENANTS_ABOVE = "ibid_tenants_above_duplicate_rate", "gauge",
         "tenants whose share of duplicates is above the limit (`upkeep.duplicate_percent`), as seen by this process";

@@ -14,7 +14,6 @@ use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use ibid::{Ibid, telemetry};
-use ibid_core::scope::RecordId;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tokio::sync::watch;
 use tower::ServiceExt;
@@ -109,11 +108,9 @@ impl Pages {
         if !self.ibid.is_identity_active() {
             return text(StatusCode::SERVICE_UNAVAILABLE, "the identity of the store was retired\n");
         }
-        // An id that no record has: the probe only checks that the store answers.
-        let probe = self.ibid.store().load(RecordId::from_bytes([0; RecordId::LEN]));
-        match tokio::time::timeout(READY_WITHIN, probe).await {
-            Ok(Ok(_)) => text(StatusCode::OK, "ready\n"),
-            _ => text(StatusCode::SERVICE_UNAVAILABLE, "the store does not answer\n"),
+        match self.ibid.check_ready(READY_WITHIN).await {
+            Ok(()) => text(StatusCode::OK, "ready\n"),
+            Err(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
         }
     }
 }

@@ -109,7 +109,12 @@ async fn a_killed_sweepers_lapses_are_each_counted_once(on: On) {
         commit_all(&*world.store, few.iter().map(lapsed).collect()).await;
     }
     let setup = world.setup.clone().config("[upkeep]\nsweep_every = \"20ms\"\nreap_every = \"50ms\"\n");
-    let unknown = async || in_state(&world.store.count().await.expect("a count"), State::Unknown);
+    let unknown = async || {
+        in_state(
+            &world.store.browse().expect("a store that can be browsed").count().await.expect("a count"),
+            State::Unknown,
+        )
+    };
     let mut first = setup.start();
     until_async("it sweeps", async || (unknown().await > 0).then_some(())).await;
     first.kill();
@@ -118,7 +123,13 @@ async fn a_killed_sweepers_lapses_are_each_counted_once(on: On) {
     until_async("all are swept", async || (unknown().await == all).then_some(())).await;
     drop(others);
     for name in &names {
-        let history = world.store.history(name.id).await.expect("a history is read");
+        let history = world
+            .store
+            .browse()
+            .expect("a store that can be browsed")
+            .history(name.id)
+            .await
+            .expect("a history is read");
         let lapses = history.iter().filter(|(_, line)| line.what == HistoryKind::Lapse).count();
         assert_eq!(lapses, 1, "{history:?}");
     }
@@ -174,7 +185,15 @@ impl World {
     }
 
     async fn left(&self) -> u64 {
-        self.store.count().await.expect("a count").by_state.iter().sum()
+        self.store
+            .browse()
+            .expect("a store that can be browsed")
+            .count()
+            .await
+            .expect("a count")
+            .by_state
+            .iter()
+            .sum()
     }
 
     async fn all(&self) -> Vec<(RecordId, bool)> {
@@ -185,7 +204,14 @@ impl World {
                 filter.after = after;
                 filter.limit = 1000;
             });
-            let page = self.store.list(page).await.expect("a list");
+            let page = self
+                .store
+                .browse()
+                .expect("a store that can be browsed")
+                .list(page)
+                .await
+                .expect("a list")
+                .items;
             if page.is_empty() {
                 return all;
             }

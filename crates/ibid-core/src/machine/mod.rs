@@ -338,6 +338,11 @@ impl BeginRequest {
         }
     }
 
+    /// Returns the bytes of body that the request holds in memory.
+    pub fn body_bytes(&self) -> usize {
+        self.asked.body().len() + self.request.as_ref().map_or(0, Bytes::len)
+    }
+
     /// Binds the request to one principal of the tenant. The same key of another principal names a separate record.
     pub fn bound_to(mut self, principal: &str) -> BeginRequest {
         self.id = RecordId::bound(&self.identity, self.policy.scope, Some(principal));

@@ -6,9 +6,13 @@ use std::time::Duration;
 use ibid_core::change::{Commit, StoredRecord};
 use ibid_core::machine::{self, BeginRequest, Decision, Event, Intent, Verdict};
 use ibid_core::policy::Policy;
+use ibid_core::scope::RecordId;
 use ibid_core::time::Timestamp;
+use metrics::counter;
 use tokio::time::Instant;
 
+use super::attempt_slots::CrowdedBy;
+use super::begin_joins::{BeginLead, BeginRole, FoundRecord};
 use super::commit::{apply_change, count_lapses};
 use super::previous_identity::ResolvedId;
 use super::retry_after::RETRY_AFTER_MIN;
@@ -74,26 +78,42 @@ impl Engine {
         ask: &Arc<BeginRequest>,
         started: Instant,
     ) -> Result<DecidedRequest, UnavailableError> {
-        if self.drain.attempts() >= self.attempts_max {
-            // One of the live attempts ends every moment; which one is not known.
-            return Err(UnavailableError::refused_early(RETRY_AFTER_MIN));
-        }
         if !self.identity.is_active() {
             // Whether the last read is recent is checked once the key is reserved: until then nothing is executed.
             return Err(self.without_identity());
         }
         let pass = self.breaker.enter(started).map_err(UnavailableError::refused_early)?;
-        let decided = match ask.previous.is_empty() {
-            true => self.decide(ask, Intent::MayRun, None, started).await,
-            false => self.decide_previous(ask, Intent::MayRun, started).await,
+        let decided = match self.attempt_slots.crowded_by(&ask.identity.tenant) {
+            Some(by) => self.decide_crowded(ask, by, started).await,
+            None if ask.previous.is_empty() => self.decide(ask, Intent::MayRun, None, started).await,
+            None => self.decide_previous(ask, Intent::MayRun, started).await,
         };
         match &decided {
             Ok(_) => pass.answered(),
+            Err(refused) if refused.is_overloaded() => pass.answered(),
             Err(refused) if refused.asked => pass.failed(Instant::now()),
             Err(_) => pass.unused(),
         }
         telemetry::record_seconds(&telemetry::BEGIN_TOOK, started.elapsed().as_secs_f64());
         decided.map_err(|refused| refused.with_breaker_pause(self.breaker.pause_left(Instant::now())))
+    }
+
+    /// Answers a request from its record while there is no room for another attempt, and refuses one that would run.
+    ///
+    /// Attempts pile up when an upstream hangs, and that is when clients retry.
+    async fn decide_crowded(
+        self: &Arc<Self>,
+        ask: &Arc<BeginRequest>,
+        by: CrowdedBy,
+        started: Instant,
+    ) -> Result<DecidedRequest, UnavailableError> {
+        let looked = self.deadlines.within(Some(started + self.begin_timeout), self.look(ask)).await;
+        let decided = looked.unwrap_or(Err(UnavailableError::no_reply()))?;
+        if decided.decision == Decision::Free {
+            counter!(telemetry::ATTEMPTS_REFUSED, "by" => by.label()).increment(1);
+            return Err(UnavailableError::overloaded());
+        }
+        Ok(decided)
     }
 
     /// Decides on what is known, commits, and decides again with the newer record after a lost race.
@@ -173,8 +193,13 @@ impl Engine {
             Verdict::Keep(decision) => return decided(decision, known, at),
             Verdict::Write(change, decision) => (change, decision),
         };
+        let lead = match self.lead_or_join(ask.id, deadline).await? {
+            LeadOrFound::Lead(lead) => lead,
+            LeadOrFound::Found(found) => return Ok(Step::Lost(found.stored, found.sent_at)),
+        };
         // The lease counts from just before the write that gives it.
         let at = if known.is_some() { Instant::now() } else { at };
+        // On an error the lead is dropped, and a joined begin sends its own write.
         let stored = match self.commit_begin(ask, &change, at, deadline).await? {
             Commit::Done(stamp) => {
                 let stored = apply_change(&change, stamp, known.as_ref()).expect("a begin writes the record");
@@ -183,8 +208,13 @@ impl Engine {
                 stored
             }
             Commit::Conflict(Some(stored)) if change.is_stored_as(&stored) => *stored,
-            Commit::Conflict(newer) => return Ok(Step::Lost(newer.map(|stored| *stored), at)),
+            Commit::Conflict(newer) => {
+                let newer = newer.map(|stored| *stored);
+                lead.found(newer.as_ref(), at);
+                return Ok(Step::Lost(newer, at));
+            }
         };
+        lead.found(Some(&stored), at);
         count_lapses(&change);
         if decision == Decision::Accepted && !self.confirm_identity().await {
             // The record was written late, perhaps after a pause, and the deliverer that finds it runs the request. It
@@ -195,9 +225,41 @@ impl Engine {
         decided(decision, Some(stored), at)
     }
 
+    /// Waits for the begin of this record that is on its way in this process, if there is one. Returns its result, or the
+    /// right to send.
+    ///
+    /// A joined begin has sent nothing: it never runs, has nothing to abandon, and its refusal says nothing about the
+    /// store. It decides on the result with its own fingerprint, like a begin that lost a race.
+    async fn lead_or_join(
+        &self,
+        id: RecordId,
+        deadline: Instant,
+    ) -> Result<LeadOrFound<'_>, UnavailableError> {
+        let refused = UnavailableError::refused_early(RETRY_AFTER_MIN);
+        for _ in 0..JOINS_MAX {
+            let mut join = match self.begin_joins.enter(id) {
+                BeginRole::Lead(lead) => return Ok(LeadOrFound::Lead(lead)),
+                BeginRole::Join(join) => join,
+                BeginRole::Full => return Err(refused),
+            };
+            match self.deadlines.within(Some(deadline), join.result()).await {
+                Some(Some(found)) => return Ok(LeadOrFound::Found(found)),
+                // The other begin failed, and may have been sent. Its writer makes sure that it loses.
+                Some(None) if Instant::now() < deadline => {}
+                Some(None) | None => break,
+            }
+        }
+        Err(refused)
+    }
+
     /// Returns what a request under `policy` may do: after a clock jump it takes over no lapsed attempt.
     pub(crate) fn role(&self, policy: &Policy) -> Intent {
         if self.is_clock_unsure(policy.lease) { Intent::MayRunNoTakeover } else { Intent::MayRun }
+    }
+
+    /// Returns whether the reaper must wait, because the store's clock has leapt forward.
+    pub(crate) fn is_clock_ahead(&self) -> bool {
+        self.clock.is_ahead(Instant::now())
     }
 
     /// Returns whether takeovers of records with this lease must wait because the store's clock has just jumped.
@@ -205,6 +267,16 @@ impl Engine {
         self.clock.is_unsure(Instant::now(), lease)
     }
 }
+
+/// The right to send a begin, or the result of another begin of the same record.
+enum LeadOrFound<'a> {
+    Lead(BeginLead<'a>),
+    Found(FoundRecord),
+}
+
+/// Begins that one request joins while each of them fails. The second failure is not bad luck, and with a thousand
+/// duplicates each further one would wake them all again.
+const JOINS_MAX: u32 = 2;
 
 /// Decisions of one request on a contended record before it is answered as in progress.
 ///

@@ -87,6 +87,11 @@ impl Breaker {
 }
 
 impl Pass<'_> {
+    /// Returns whether this is the probe of an open breaker.
+    pub(crate) fn is_probe(&self) -> bool {
+        self.probe
+    }
+
     /// Reports that the store answered. That closes the breaker, also if this is not the probe.
     pub(crate) fn answered(mut self) {
         self.used = true;

@@ -14,37 +14,89 @@ pub(crate) struct ClockWatch(Mutex<ClockReading>);
 
 #[derive(Default)]
 struct ClockReading {
-    /// The last time that the store returned, and when it was asked for.
-    last: Option<(Instant, Timestamp)>,
+    /// The last reading that others are compared with.
+    last: Option<Reading>,
     /// Instant at which the clocks last disagreed, or the store came back after an outage.
     jumped_at: Option<Instant>,
+    /// Instant and length of the last jump forward.
+    leapt: Option<(Instant, Duration)>,
     /// Instant of the first failure since the store last answered.
     away_at: Option<Instant>,
 }
 
+/// The store's time, and the two instants between which the store read it.
+#[derive(Clone, Copy)]
+struct Reading {
+    sent_at: Instant,
+    arrived_at: Instant,
+    now: Timestamp,
+}
+
+impl Reading {
+    fn took(&self) -> Duration {
+        self.arrived_at.saturating_duration_since(self.sent_at)
+    }
+
+    /// Returns by how much the store's clock moved too far since `last`, in microseconds; negative if it moved back or too
+    /// little, and zero if some instants within both operations explain the two times.
+    fn jump_since(&self, last: &Reading) -> i64 {
+        let moved = self.now.as_micros().saturating_sub(last.now.as_micros());
+        let least = micros_between(last.arrived_at, self.sent_at);
+        let most = micros_between(last.sent_at, self.arrived_at);
+        moved - moved.clamp(least.min(most), most)
+    }
+}
+
+/// Returns the microseconds from one instant to another; negative if `to` is earlier.
+fn micros_between(from: Instant, to: Instant) -> i64 {
+    let micros = |length: Duration| i64::try_from(length.as_micros()).unwrap_or(i64::MAX);
+    match to.checked_duration_since(from) {
+        Some(length) => micros(length),
+        None => -micros(from.saturating_duration_since(to)),
+    }
+}
+
 impl ClockWatch {
-    /// Notes that the store returned `now` for an operation that was sent at `at`.
-    pub(crate) fn observe(&self, at: Instant, now: Timestamp) {
+    /// Notes that the store returned `now` for an operation that was sent at `sent_at` and answered at `arrived_at`.
+    ///
+    /// The store read its clock at some instant between the two. An operation that waited in a queue is no jump.
+    pub(crate) fn observe(&self, sent_at: Instant, arrived_at: Instant, now: Timestamp) {
         let mut observed = self.0.lock();
-        let Some((last_at, last_now)) = observed.last else {
-            observed.last = Some((at, now));
+        let reading = Reading { sent_at, arrived_at, now };
+        let Some(last) = observed.last else {
+            observed.last = Some(reading);
             return;
         };
         // One of many changes of one commit, and not sent later than the one observed last.
-        if now == last_now && at <= last_at && observed.away_at.is_none() {
+        if now == last.now && sent_at <= last.sent_at && observed.away_at.is_none() {
             return;
         }
-        let own = at.saturating_duration_since(last_at);
-        let forward = now.since(last_now);
-        let back = last_now.since(now);
+        let since_last = sent_at.saturating_duration_since(last.sent_at);
         // Only an operation that was sent after the failure proves that the store is back.
-        let is_back = observed.away_at.take_if(|away_at| at >= *away_at).is_some();
-        if back > JUMP_MAX || forward.abs_diff(own) > JUMP_MAX || (is_back && own > AWAY_MAX) {
-            observed.jumped_at = Some(at);
-            observed.last = Some((at, now));
-        } else if at > last_at {
-            observed.last = Some((at, now));
+        let is_back = observed.away_at.take_if(|away_at| sent_at >= *away_at).is_some();
+        let jump = reading.jump_since(&last);
+        let length = Duration::from_micros(jump.unsigned_abs());
+        if length > JUMP_MAX || (is_back && since_last > AWAY_MAX) {
+            observed.jumped_at = Some(arrived_at);
+            observed.last = Some(reading);
+            if length > JUMP_MAX {
+                observed.leapt = (jump > 0).then_some((arrived_at, length));
+            }
+        } else if sent_at > last.sent_at && (reading.took() <= JUMP_MAX || since_last > READING_FOR_MAX) {
+            // A slow operation would hide a jump of up to its length, so it is compared, and others not with it.
+            observed.last = Some(reading);
         }
+    }
+
+    /// Returns whether the reaper must wait, because the store's clock has leapt forward.
+    ///
+    /// It waits for as long as the leap was, a day at most: until then it would remove what has not expired by any other
+    /// clock, and could not take that back.
+    pub(crate) fn is_ahead(&self, at: Instant) -> bool {
+        let leapt = self.0.lock().leapt;
+        leapt.is_some_and(|(leapt_at, length)| {
+            at.saturating_duration_since(leapt_at) < length.min(AHEAD_FOR_MAX)
+        })
     }
 
     /// Notes that the store did not answer. Meanwhile no owner could renew its lease, and a failover may lose the last
@@ -64,6 +116,13 @@ impl ClockWatch {
 /// Largest difference between the clocks that counts as none: more than a slow reply, less than any sensible lease.
 const JUMP_MAX: Duration = Duration::from_secs(1);
 
+/// Longest time that one reading is compared with others. Over a quarter of an hour two sound clocks drift apart by far less
+/// than [`JUMP_MAX`].
+const READING_FOR_MAX: Duration = Duration::from_secs(900);
+
+/// Longest time that the reaper waits after a leap: an operator who sets the clock right does so within a day.
+const AHEAD_FOR_MAX: Duration = Duration::from_secs(24 * 3600);
+
 /// Longest outage that counts as none: a failed renewal is retried within seconds, so no lease has lapsed by then.
 const AWAY_MAX: Duration = Duration::from_secs(1);
 
@@ -80,7 +139,7 @@ mod tests {
         let (watch, start) = (ClockWatch::default(), Instant::now());
         for secs in [0, 1, 5, 600] {
             let (own, store) = at(start, secs);
-            watch.observe(own, store);
+            watch.observe(own, own, store);
             assert!(!watch.is_unsure(own, Duration::from_secs(60)));
         }
     }
@@ -88,7 +147,7 @@ mod tests {
     #[test]
     fn takeovers_wait_for_one_lease_after_an_outage_but_not_a_blip() {
         let (watch, start, lease) = (ClockWatch::default(), Instant::now(), Duration::from_secs(60));
-        let answered = |secs| watch.observe(at(start, secs).0, at(start, secs).1);
+        let answered = |secs| watch.observe(at(start, secs).0, at(start, secs).0, at(start, secs).1);
         answered(100);
         watch.failed(start + Duration::from_secs(101));
         answered(100);
@@ -107,10 +166,40 @@ mod tests {
         for shift in [3_600_000_000i64, -3_600_000_000] {
             let (watch, start) = (ClockWatch::default(), Instant::now());
             let (own, store) = at(start, 10_000);
-            watch.observe(own, store);
-            watch.observe(own, Timestamp::from_micros(store.as_micros() + shift));
+            watch.observe(own, own, store);
+            watch.observe(own, own, Timestamp::from_micros(store.as_micros() + shift));
             assert!(watch.is_unsure(own + Duration::from_secs(59), Duration::from_secs(60)));
             assert!(!watch.is_unsure(own + Duration::from_secs(60), Duration::from_secs(60)));
         }
+    }
+
+    #[test]
+    fn an_operation_that_took_long_is_no_jump() {
+        let (watch, start) = (ClockWatch::default(), Instant::now());
+        let secs = |secs| at(start, secs).0;
+        // Sent at 10 s, read by the store at 10 s or at 15 s, and answered at 15 s.
+        for (read_at, next_at) in [(10, 16), (25, 36)] {
+            watch.observe(secs(read_at - 1), secs(read_at - 1), at(start, read_at - 1).1);
+            watch.observe(secs(10), secs(read_at.max(15)), at(start, read_at).1);
+            assert!(!watch.is_unsure(secs(next_at), Duration::from_secs(60)), "read at {read_at} s");
+        }
+        // It hides no jump, either: the reading before it is compared with the one after it.
+        watch.observe(secs(40), secs(50), at(start, 46).1);
+        watch.observe(secs(51), secs(51), at(start, 56).1);
+        assert!(watch.is_unsure(secs(51), Duration::from_secs(60)));
+    }
+
+    #[test]
+    fn the_reaper_waits_as_long_as_the_clock_leapt_forward() {
+        let (watch, start, hour) = (ClockWatch::default(), Instant::now(), Duration::from_secs(3600));
+        let micros = |hours: i64| Timestamp::from_micros(hours * 3_600_000_000);
+        watch.observe(start, start, micros(100));
+        assert!(!watch.is_ahead(start));
+        watch.observe(start, start, micros(103));
+        assert!(watch.is_ahead(start + 2 * hour) && !watch.is_ahead(start + 3 * hour));
+        watch.observe(start, start, micros(10_000));
+        assert!(watch.is_ahead(start + 23 * hour) && !watch.is_ahead(start + 24 * hour));
+        watch.observe(start, start, micros(100));
+        assert!(!watch.is_ahead(start), "it was set back");
     }
 }

@@ -56,6 +56,8 @@ impl Engine {
     ) -> Result<Commit, UnavailableError> {
         let mut backoff = Backoff::new(RETRY_MIN, BEGIN_RETRY_MAX);
         let mut sent = false;
+        // A begin that was never sent says nothing about the store.
+        let mut refusal = UnavailableError::refused_early(RETRY_AFTER_MIN);
         loop {
             let sending = async {
                 if failpoint::at("begin.before").await == Hit::Error {
@@ -68,6 +70,9 @@ impl Engine {
                 }
             };
             match self.deadlines.within(Some(deadline), sending).await {
+                // The row may be locked by our own first send, whose connection broke while the server still commits it.
+                // Until that is known, this is no answer.
+                Some(Ok(commit)) if sent && is_held_and_due(change, &commit) => {}
                 Some(Ok(commit)) => {
                     self.observe(at, &commit);
                     return Ok(commit);
@@ -80,12 +85,16 @@ impl Engine {
                     self.count_error(&error);
                     sent |= !error.is_unwritten();
                     if !error.is_transient() {
+                        // The store answered, and refuses this change. That says nothing about other keys.
+                        refusal = UnavailableError::refused_early(RETRY_AFTER_MIN);
                         break;
                     }
+                    refusal = UnavailableError::no_reply();
                 }
                 // Still queued or in flight: it may yet be written.
                 None => {
                     sent = true;
+                    refusal = UnavailableError::no_reply();
                     break;
                 }
             }
@@ -99,15 +108,16 @@ impl Engine {
         if sent {
             self.abandon_begin(ask.clone());
         }
-        Err(UnavailableError::no_reply())
+        Err(refusal)
     }
 
     /// Writes over a begin whose fate is unknown, in the background, so that the begin loses if it arrives late.
     pub(super) fn abandon_begin(self: &Arc<Self>, ask: Arc<BeginRequest>) {
         let engine = self.clone();
-        self.background.spawn(0, async move {
-            // If the record can't be read at all, the begin stays as it is, and lapses.
-            if let Ok(known) = engine.load_until_done(ask.id, GiveUp::Late).await {
+        self.background.spawn_give_up(ask.body_bytes(), async move {
+            // If the record can't be read at all, the begin stays as it is, and lapses. A key that is retried every second
+            // must not leave a task behind each time.
+            if let Ok(known) = engine.load_until_done(ask.id, GiveUp::Soon).await {
                 engine
                     .write_until_done(known, GiveUp::Late, |nonce| Event::GaveUp { ask: &ask, nonce })
                     .await;
@@ -157,11 +167,9 @@ impl Engine {
                 }
                 // The record is unchanged, but a transaction has locked its row. The lock is its lease; a later round
                 // takes over.
-                Commit::Conflict(Some(stored))
-                    if change.expect == Expect::Due(stored.record.version)
-                        && stored.record.is_due(stored.now) =>
-                {
-                    return Settlement::done(Decision::Ignored, Some(*stored));
+                commit if is_held_and_due(&change, &commit) => {
+                    let Commit::Conflict(stored) = commit else { unreachable!("a record in the way") };
+                    return Settlement::done(Decision::Ignored, stored.map(|stored| *stored));
                 }
                 Commit::Conflict(newer) => known = newer.map(|stored| *stored),
             }
@@ -170,9 +178,16 @@ impl Engine {
 
     /// Sends the same change with the same nonce for as long as its fate is unknown.
     async fn commit_until_done(&self, change: &Arc<Change>, retry: &mut Retry) -> Result<Commit, StoreError> {
+        // Instant until which a send without a reply may still hold the row.
+        let mut lost_reply_until = None;
         loop {
             let at = Instant::now();
             match self.store.commit(change.clone(), None).await {
+                // T1 (our first send) still commits on the server, over a connection that broke; T2 (this one) passes
+                // over the locked row. If T1 commits after we have left, our claim holds a record that nothing runs.
+                Ok(commit)
+                    if lost_reply_until.is_some_and(|until| at < until)
+                        && is_held_and_due(change, &commit) => {}
                 Ok(commit) => {
                     retry.rejections = 0;
                     self.observe(at, &commit);
@@ -180,6 +195,9 @@ impl Engine {
                 }
                 Err(error) => {
                     self.count_error(&error);
+                    if !error.is_unwritten() {
+                        lost_reply_until = Some(Instant::now() + LOST_REPLY_HOLDS_FOR);
+                    }
                     let (record, cause) = (change.id.short(), &error as &dyn std::error::Error);
                     if retry.gives_up(&error) {
                         tracing::error!(%record, error = cause, "store rejects a write permanently; write abandoned");
@@ -226,9 +244,10 @@ impl Engine {
     }
 
     fn observe(&self, at: Instant, commit: &Commit) {
+        let arrived_at = Instant::now();
         match commit {
-            Commit::Done(stamp) => self.clock.observe(at, stamp.now),
-            Commit::Conflict(Some(stored)) => self.clock.observe(at, stored.now),
+            Commit::Done(stamp) => self.clock.observe(at, arrived_at, stamp.now),
+            Commit::Conflict(Some(stored)) => self.clock.observe(at, arrived_at, stored.now),
             Commit::Conflict(None) => {}
         }
     }
@@ -287,6 +306,12 @@ pub(crate) fn count_lapses(change: &Change) {
     }
 }
 
+/// Returns whether the record is unchanged and still due, but the change was refused: a transaction holds its row.
+fn is_held_and_due(change: &Change, commit: &Commit) -> bool {
+    matches!(commit, Commit::Conflict(Some(stored))
+        if change.expect == Expect::Due(stored.record.version) && stored.record.is_due(stored.now))
+}
+
 /// Returns what is stored after the store has committed `change`, or `None` for a change that leaves the record alone.
 pub(crate) fn apply_change(
     change: &Change,
@@ -317,6 +342,10 @@ const SOON_TRIES_MAX: u32 = 6;
 /// Permanent rejections in a row before an attempt abandons its result: about a day. By then a password, a right or a table
 /// that was taken away by mistake is back; but what can't be stored at all must not be sent indefinitely.
 const LATE_TRIES_MAX: u32 = 43_200;
+
+/// How long a send whose reply was lost may hold its row. PostgreSQL ends a session within seconds of losing its
+/// connection, unless its commit waits for a standby; an operator's own lock must not hold up a sweep for longer.
+const LOST_REPLY_HOLDS_FOR: Duration = Duration::from_secs(30);
 
 /// Records that may wait for a look at their evidence. A crash of the upstream makes some thousands of records `unknown` at
 /// once.

@@ -23,23 +23,18 @@ struct Counters {
 
 impl Drain {
     /// Counts an attempt until the guard is dropped.
-    pub(crate) fn track_attempt(&self) -> DrainGuard {
-        self.track(|counters| &counters.attempts).0
+    pub(super) fn track_attempt(&self) -> DrainGuard {
+        self.track(|counters| &counters.attempts)
     }
 
     /// Counts a begin until the guard is dropped.
     pub(crate) fn track_begin(&self) -> DrainGuard {
-        self.track(|counters| &counters.begins).0
+        self.track(|counters| &counters.begins)
     }
 
-    /// Counts a background write until the guard is dropped. Returns how many there are with it.
-    pub(super) fn track_write(&self) -> (DrainGuard, usize) {
+    /// Counts a background write until the guard is dropped.
+    pub(super) fn track_write(&self) -> DrainGuard {
         self.track(|counters| &counters.writes)
-    }
-
-    /// Returns the number of live attempts.
-    pub(super) fn attempts(&self) -> usize {
-        self.0.attempts.load(Ordering::SeqCst)
     }
 
     /// Waits until nothing is counted any more.
@@ -55,9 +50,9 @@ impl Drain {
         }
     }
 
-    fn track(&self, counter: Counter) -> (DrainGuard, usize) {
-        let count = counter(&self.0).fetch_add(1, Ordering::SeqCst) + 1;
-        (DrainGuard { counters: self.0.clone(), counter }, count)
+    fn track(&self, counter: Counter) -> DrainGuard {
+        counter(&self.0).fetch_add(1, Ordering::SeqCst);
+        DrainGuard { counters: self.0.clone(), counter }
     }
 }
 

@@ -7,18 +7,24 @@
 //! | file | responsibility |
 //! | --- | --- |
 //! | `begin.rs` | The begin loop: decide, commit, decide again after a lost race. |
+//! | `begin_joins.rs` | Lets duplicates of a begin that is on its way wait for its result, and send nothing. |
 //! | `commit.rs` | Retries a write until the store answers, or abandons what it rejects permanently. |
 //! | `wait.rs`, `waiters.rs` | Wakes duplicates that wait in this process; polls the store for results of other nodes. |
 //! | `detach.rs` | Runs `begin` and `finish` on the caller's task, and spawns the rest if the caller is dropped. |
+//! | `attempt_slots.rs` | Counts live attempts, in all and per tenant. |
 //! | `background.rs`, `drain.rs` | Bounds writes that outlive their caller; counts what a shutdown waits for. |
 //! | `cache.rs` | Caches completed records, bounded by bytes. |
 //! | `breaker.rs` | Refuses new begins while the store does not answer. |
+//! | `lease_keeper.rs` | Renews the leases of all live attempts, many in one call. |
+//! | `readiness.rs` | Checks that the store takes writes, for orchestrators. |
 //! | `clock_watch.rs` | Delays takeovers after a clock jump or an outage. |
 //! | `identity_watch.rs`, `previous_identity.rs` | Confirms the store's identity; finds records of previous ones. |
 //! | `retry_after.rs`, `deadlines.rs`, `duplicate_rate.rs` | `Retry-After` estimates; one timer for all deadlines; duplicates per tenant. |
 
+mod attempt_slots;
 mod background;
 mod begin;
+mod begin_joins;
 mod breaker;
 mod cache;
 mod clock_watch;
@@ -28,7 +34,9 @@ mod detach;
 mod drain;
 mod duplicate_rate;
 mod identity_watch;
+mod lease_keeper;
 mod previous_identity;
+mod readiness;
 mod registered_secrets;
 mod retry_after;
 mod start;
@@ -53,19 +61,23 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 pub use duplicate_rate::TenantRate;
+pub use readiness::NotReadyError;
 pub use retry_after::UnavailableError;
 pub(crate) use start::BecameUnknown;
 pub use start::{Settings, StartError};
 
+pub(crate) use attempt_slots::AttemptSlot;
 pub(crate) use begin::DecidedRequest;
 pub(crate) use commit::{GiveUp, Settlement, apply_change, count_lapses, still_owns};
 pub(crate) use detach::run_to_completion;
-pub(crate) use drain::DrainGuard;
 pub(crate) use duplicate_rate::Arrival;
+pub(crate) use lease_keeper::LeasedAt;
 pub(crate) use previous_identity::ResolvedId;
 pub(crate) use retry_after::{RETRY_AFTER_MIN, retry_after_for_duplicate};
 
+use attempt_slots::AttemptSlots;
 use background::BackgroundWrites;
+use begin_joins::BeginJoins;
 use breaker::Breaker;
 use cache::Cache;
 use clock_watch::ClockWatch;
@@ -73,6 +85,8 @@ use deadlines::Deadlines;
 use drain::Drain;
 use duplicate_rate::DuplicateRates;
 use identity_watch::IdentityWatch;
+use lease_keeper::LeaseKeeper;
+use readiness::Readiness;
 use waiters::Waiters;
 
 use crate::random::Nonces;
@@ -84,15 +98,18 @@ pub(crate) struct Engine {
     pub(crate) store: Arc<dyn Store>,
     secrets: Arc<Secrets>,
     pub(crate) identity: IdentityWatch,
+    begin_joins: BeginJoins,
     pub(crate) cache: Cache,
     pub(crate) waiters: Waiters,
     pub(crate) breaker: Breaker,
+    readiness: Readiness,
     clock: ClockWatch,
+    pub(crate) leases: LeaseKeeper,
     pub(crate) deadlines: Deadlines,
     nonces: Nonces,
     pub(crate) begin_timeout: Duration,
     pub(crate) finish_wait: Duration,
-    attempts_max: usize,
+    pub(crate) attempt_slots: AttemptSlots,
     pub(crate) duplicates: DuplicateRates,
     pub(crate) background: BackgroundWrites,
     pub(crate) drain: Drain,
@@ -164,7 +181,7 @@ impl Engine {
         let at = Instant::now();
         let loaded = self.store.load(id).await.inspect_err(|error| self.count_error(error))?;
         if let Some(stored) = &loaded {
-            self.clock.observe(at, stored.now);
+            self.clock.observe(at, Instant::now(), stored.now);
         }
         Ok(loaded)
     }
@@ -184,22 +201,15 @@ impl Engine {
         let at = Instant::now();
         let due = self.store.due(state, after, limit).await.inspect_err(|error| self.watch_error(error))?;
         if let Some(first) = due.items.first() {
-            self.clock.observe(at, first.now);
+            self.clock.observe(at, Instant::now(), first.now);
         }
         Ok(due)
     }
 
-    /// Renews a lease. Returns `None` if the store did not answer.
+    /// Renews one lease now, for an attempt that waits for it. Returns `None` if the store did not answer.
     pub(crate) async fn renew(&self, record: &Record) -> Option<RenewOutcome> {
         let renewed = self.store.renew(vec![(record.id, record.version)]).await;
         renewed.inspect_err(|error| self.count_error(error)).ok()?.pop()
-    }
-
-    /// Renews the lease of a running record in the background: after the store's clock has stepped back the lease ends too
-    /// late, and any process that sees it corrects it.
-    pub(crate) fn shorten_lease(&self, record: &Record) {
-        let (store, lease) = (self.store.clone(), (record.id, record.version));
-        tokio::spawn(async move { store.renew(vec![lease]).await.ok() });
     }
 
     /// Waits until no begin is in flight, no attempt lives and no background write is left. The caller bounds the wait.

@@ -8,9 +8,11 @@ use ibid_core::time::Timestamp;
 
 /// The record could not be reserved. Nothing was executed, and nothing will be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the store did not answer in time")]
+#[error("{}", if *overloaded { "too many requests run at once" } else { "the store did not answer in time" })]
 pub struct UnavailableError {
     retry_after: Duration,
+    /// `true` if the store is well, and this process has no room for another attempt.
+    overloaded: bool,
     /// `true` if the request reached the store. Only then does the refusal say something about the store.
     pub(super) asked: bool,
 }
@@ -18,12 +20,17 @@ pub struct UnavailableError {
 impl UnavailableError {
     /// Refuses a request before it reaches the store.
     pub(crate) fn refused_early(retry_after: Duration) -> UnavailableError {
-        UnavailableError { retry_after, asked: false }
+        UnavailableError { retry_after, overloaded: false, asked: false }
     }
 
     /// Refuses a request to which the store did not reply.
     pub(crate) fn no_reply() -> UnavailableError {
-        UnavailableError { retry_after: RETRY_AFTER_MIN, asked: true }
+        UnavailableError { retry_after: RETRY_AFTER_MIN, overloaded: false, asked: true }
+    }
+
+    /// Refuses a new key because too many attempts run. One of them ends every moment; which one is not known.
+    pub(super) fn overloaded() -> UnavailableError {
+        UnavailableError { retry_after: RETRY_AFTER_MIN, overloaded: true, asked: false }
     }
 
     /// Sends the client away until the breaker's pause is over, if the breaker is open.
@@ -36,7 +43,12 @@ impl UnavailableError {
         self.retry_after
     }
 
-    /// Returns `true`: nothing was executed, so a retry is safe and may find the store back.
+    /// Returns whether this process, or the tenant in it, runs too many attempts. Otherwise the store did not answer.
+    pub fn is_overloaded(&self) -> bool {
+        self.overloaded
+    }
+
+    /// Returns `true`: nothing was executed, so a retry is safe and may succeed.
     pub fn is_retryable(&self) -> bool {
         true
     }

@@ -11,15 +11,19 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use super::Engine;
+use super::attempt_slots::AttemptSlots;
 use super::background::BackgroundWrites;
+use super::begin_joins::BeginJoins;
 use super::breaker::Breaker;
-use super::cache::Cache;
+use super::cache::{self, Cache};
 use super::clock_watch::ClockWatch;
 use super::commit::BECAME_UNKNOWN_MAX;
 use super::deadlines::Deadlines;
 use super::drain::Drain;
 use super::duplicate_rate::DuplicateRates;
 use super::identity_watch::{self, IdentityWatch};
+use super::lease_keeper::{self, LeaseKeeper};
+use super::readiness::Readiness;
 use super::registered_secrets;
 use super::waiters::Waiters;
 use crate::failpoint;
@@ -47,8 +51,9 @@ pub struct Settings {
     pub cache_bytes: u64,
     /// Time that a cached record is used without asking the store: an operator's `forget` is final after that.
     pub cache_ttl: Duration,
-    /// Attempts that live in this process at once. A client that hangs up leaves its attempt running, so connections
-    /// do not bound them; past this, begins are refused as if the store were away.
+    /// Attempts that live in this process at once; one tenant may have half of them. A client that hangs up leaves its
+    /// attempt running, so connections do not bound them. Past this, new keys are refused
+    /// ([`UnavailableError::is_overloaded`](super::UnavailableError::is_overloaded)), and stored records still answer.
     pub attempts_max: usize,
     /// The share of a tenant's requests that may be duplicates, from 0 to 1. The gauge
     /// `ibid_tenants_above_duplicate_rate` counts the tenants above it; nothing else happens to them.
@@ -159,23 +164,28 @@ impl Engine {
             store,
             secrets: Arc::new(secrets),
             identity,
+            begin_joins: BeginJoins::default(),
             cache: Cache::new(settings.cache_bytes, settings.cache_ttl),
             waiters: Waiters::default(),
             breaker: Breaker::default(),
+            readiness: Readiness::default(),
             clock: ClockWatch::default(),
+            leases: LeaseKeeper::default(),
             deadlines: Deadlines::start(),
             nonces: Nonces::default(),
             begin_timeout: settings.begin_timeout,
             finish_wait: settings.finish_wait,
-            attempts_max: settings.attempts_max,
+            attempt_slots: AttemptSlots::new(settings.attempts_max, drain.clone()),
             duplicates: DuplicateRates::new(settings.duplicate_rate),
-            background: BackgroundWrites::new(drain.clone()),
+            background: BackgroundWrites::new(Handle::current(), drain.clone()),
             drain,
             became_unknown,
         };
         engine.breaker.publish_gauge();
         let engine = Arc::new(engine);
         tokio::spawn(identity_watch::keep_reading(Arc::downgrade(&engine)));
+        tokio::spawn(cache::keep_fresh(Arc::downgrade(&engine)));
+        tokio::spawn(lease_keeper::keep_leases(Arc::downgrade(&engine)));
         (engine, receiver)
     }
 }

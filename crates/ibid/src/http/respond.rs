@@ -170,7 +170,11 @@ pub(super) fn not_reserved<B>(refused: &UnavailableError, route: &Route) -> Repl
     let _entered = tracing::debug_span!(telemetry::SPAN_REPLY).entered();
     let profile = route.policy.profile;
     route.counters.count(ReserveOutcome::Unavailable);
-    refusal(Refusal::StoreUnavailable { retry_after: refused.retry_after() }, profile, None)
+    let reason = match refused.is_overloaded() {
+        true => Refusal::Overloaded,
+        false => Refusal::StoreUnavailable { retry_after: refused.retry_after() },
+    };
+    refusal(reason, profile, None)
 }
 
 /// Returns the refusal of a request that the upstream may have executed, with the advice that a retry gets now.

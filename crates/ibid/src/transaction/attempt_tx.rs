@@ -291,9 +291,9 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
         }
         let (answer, response) = into_answer(response, &self.held.stored.record.policy);
         match self.says(&Event::Answered { begun: &self.begun(), nonce: nonce(), answer: &answer }) {
-            Some((change, Decision::Stored)) => self.write(change, Some(Arc::new(response))).await,
+            Some((change, Decision::Stored)) => self.write(change, Some(response)).await,
             // The policy does not count this status as a success, so the rows are rolled back.
-            _ => self.undo(response).await,
+            _ => self.undo(Arc::unwrap_or_clone(response)).await,
         }
     }
 
@@ -330,7 +330,7 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
             Some((change, Decision::Stored)) => {
                 self.owes = false;
                 self.enqueued = 0;
-                self.write(change, Some(Arc::new(response))).await
+                self.write(change, Some(response)).await
             }
             // The reservation is rolled back too. No other transaction has seen it.
             _ => {

@@ -15,7 +15,7 @@ use ibid_core::store::StoreError;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::Instant;
 
-use super::log_run;
+use super::run_round;
 use super::stored_request::{Resume, StoredRequest, release};
 use crate::backoff::spread;
 use crate::engine::GiveUp;
@@ -52,10 +52,8 @@ pub(super) async fn run(ibid: &Ibid) {
         let mut accepted = pin!(deliveries.accepted.notified());
         accepted.as_mut().enable();
         if let Some(runner) = ibid.upkeep().resumes.runner() {
-            let claimed = deliver_once(ibid, &runner).await;
-            let more = matches!(claimed, Ok(1..));
-            log_run(ibid, "deliverer", claimed);
-            if more {
+            let claimed = run_round(ibid, "deliverer", deliver_once(ibid, &runner)).await;
+            if claimed > 0 {
                 continue;
             }
         }

@@ -12,10 +12,14 @@ mod stored_request;
 mod sweeper;
 mod unknown;
 
+use std::panic::AssertUnwindSafe;
+
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ibid_core::store::StoreError;
+use futures_util::FutureExt;
+use ibid_core::store::{Cursor, StoreError};
 use metrics::{counter, gauge};
+use parking_lot::Mutex;
 
 use chore_status::ChoreLog;
 pub use chore_status::ChoreStatus;
@@ -47,6 +51,8 @@ pub(crate) struct UpkeepState {
     lookup: LookupSlot,
     /// Cursors from which the reaper's next round continues.
     cursors: ReapCursors,
+    /// Sequence number behind which the next round of the evidence chore continues.
+    evidence_cursor: Mutex<Option<Cursor>>,
 }
 
 /// Intervals of the chores, and how long the reaper keeps rows.
@@ -91,26 +97,47 @@ pub async fn run(ibid: Ibid, schedule: Schedule) {
     let ibid = &ibid;
     // Concurrently: a slow lookup at an upstream must not hold up a sweep, nor a long sweep an accepted request.
     tokio::join!(
-        every(schedule.sweep_every, || async { log_run(ibid, "sweeper", sweep_once(ibid).await) }),
-        every(schedule.reap_every, || async {
-            log_run(ibid, "reaper", reap_once(ibid, schedule.keep).await.map(|stats| stats.removed))
+        every(schedule.sweep_every, || run_round(ibid, "sweeper", sweep_once(ibid))),
+        every(schedule.reap_every, || {
+            run_round(ibid, "reaper", async { Ok(reap_once(ibid, schedule.keep).await?.removed) })
         }),
-        every(schedule.reconcile_every, || async {
-            log_run(ibid, "evidence", apply_evidence_once(ibid).await)
-        }),
-        every(schedule.reconcile_every, || async {
-            log_run(ibid, "reconciler", reconcile_once(ibid).await.map(|stats| stats.settled));
+        every(schedule.reconcile_every, || run_round(ibid, "evidence", apply_evidence_once(ibid))),
+        every(schedule.reconcile_every, || {
+            run_round(ibid, "reconciler", async { Ok(reconcile_once(ibid).await?.settled) })
         }),
         deliverer::run(ibid),
     );
 }
 
-async fn every<F: Future<Output = ()>>(pause: Duration, mut chore: impl FnMut() -> F) {
+async fn every<F: Future>(pause: Duration, mut chore: impl FnMut() -> F) {
     let mut ticker = tokio::time::interval(pause);
     ticker.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticker.tick().await;
         chore().await;
+    }
+}
+
+/// Runs one round of a chore and records its result. A round that panics ends neither this chore nor the others. Returns what
+/// the round handled; zero if it failed.
+async fn run_round(
+    ibid: &Ibid,
+    chore: &'static str,
+    round: impl Future<Output = Result<u64, StoreError>>,
+) -> u64 {
+    // Unwind safety: a round leaves nothing behind but cursors, each written in one step.
+    match AssertUnwindSafe(round).catch_unwind().await {
+        Ok(result) => {
+            let count = *result.as_ref().unwrap_or(&0);
+            log_run(ibid, chore, result);
+            count
+        }
+        Err(_) => {
+            counter!(telemetry::CHORE_PANICS, "chore" => chore).increment(1);
+            ibid.upkeep().log.record_failure(chore, "the round panicked".to_owned());
+            tracing::error!(chore, "round of a chore panicked; the next round runs as usual");
+            0
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use ibid_core::policy::{Policy, Reconcile};
 use ibid_core::record::{Nonce, Record, State};
 use ibid_core::response::Response;
 use ibid_core::scope::{RecordId, Tenant};
-use ibid_core::store::{BoxFuture, StoreError};
+use ibid_core::store::{BoxFuture, Cursor, StoreError};
 use ibid_core::time::Timestamp;
 use metrics::counter;
 use parking_lot::Mutex;
@@ -127,13 +127,17 @@ pub struct ReconcileStats {
 impl Ibid {
     /// Registers the lookup that the reconciler of this process uses for records of routes with a reconcile rule.
     pub fn reconcile_with(&self, lookup: Arc<dyn OutcomeLookup>) {
-        *self.upkeep().lookup.0.lock() = Some(lookup);
+        *self.upkeep().lookup.registered.lock() = Some(lookup);
     }
 }
 
 /// The lookup that is registered in this process, if any.
 #[derive(Default)]
-pub(crate) struct LookupSlot(Mutex<Option<Arc<dyn OutcomeLookup>>>);
+pub(crate) struct LookupSlot {
+    registered: Mutex<Option<Arc<dyn OutcomeLookup>>>,
+    /// Where the next round continues; `None`: at the record that is due longest.
+    cursor: Mutex<Option<Cursor>>,
+}
 
 /// Looks up every unknown record whose next lookup is due. Does nothing if no lookup is registered
 /// ([`Ibid::reconcile_with`]).
@@ -155,13 +159,16 @@ pub async fn reconcile_with_progress(
     mut on_batch: impl FnMut(&ReconcileStats),
 ) -> Result<ReconcileStats, StoreError> {
     let mut stats = ReconcileStats::default();
-    let lookup = ibid.upkeep().lookup.0.lock().clone();
+    let lookup = ibid.upkeep().lookup.registered.lock().clone();
     let Some(lookup) = lookup else { return Ok(stats) };
-    // Records that this process cannot look up stay due. The cursor goes past them to those behind.
-    let mut after = None;
+    // Records that this process cannot look up stay due. The cursor goes past them to those behind, and the next round
+    // continues there: otherwise records behind more of them than fit into one round would never be looked up.
+    let cursor = &ibid.upkeep().lookup.cursor;
     for _ in 0..BATCHES_MAX {
+        let after = cursor.lock().take();
         let page = ibid.engine().due(State::Unknown, after, BATCH).await?;
-        after = page.next;
+        let is_last = page.next.is_none();
+        *cursor.lock() = page.next;
         let (mut turns, mut lookups) = (HashMap::new(), Vec::new());
         for stored in page.items {
             let rule = stored.record.policy.reconcile.as_ref().filter(|_| may_be_looked_up(&stored.record));
@@ -183,8 +190,8 @@ pub async fn reconcile_with_progress(
         }
         stats.asked += asked;
         on_batch(&stats);
-        // A record that was looked up is due later, so a round ends.
-        if after.is_none() {
+        // After the last record the next round starts over.
+        if is_last {
             break;
         }
     }

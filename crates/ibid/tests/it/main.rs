@@ -49,3 +49,4 @@ mod sweeper;
     feature = "sea-orm"
 ))]
 mod transaction;
+mod unreadable_evidence;

@@ -431,7 +431,7 @@ async fn an_operator_moves_only_dead_or_unknown_effects() {
     world.worker(&provider).run_once().await.unwrap();
     Operator::new(&world.ibid).discard(seq, &because("refunded by hand")).await.unwrap();
     assert_eq!(world.only_effect().await.state, Discarded);
-    let history = world.ibid.store().history(world.record("k").await.id).await.unwrap();
+    let history = world.ibid.store().browse().unwrap().history(world.record("k").await.id).await.unwrap();
     let lines: Vec<_> = history.iter().map(|(_, line)| (line.what, line.detail.as_str())).collect();
     assert!(
         lines.contains(&(

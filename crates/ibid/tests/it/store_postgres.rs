@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
+use futures_util::future::join_all;
 use ibid_core::change::{Change, Commit, Draft};
 use ibid_core::record::{Record, State};
-use ibid_core::store::{BoxFuture, Store};
+use ibid_core::store::{BoxFuture, BrowseStore, Store, StoreError};
 use ibid_testkit::contract::{
     self, LONG, StoreUnderTest, TestRecord, commit_all, draft, finished, fresh, insert, load, replace,
 };
@@ -93,7 +94,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Moves every stored instant back by `time`, as if it had passed: the server's clock can't be moved.
 fn pass(server: &Postgres, database: &str, time: Duration) {
     let record = "created_at ran_at completed_at due_at expires_at purge_at reap_at watch_at";
-    let all = [("record", record), ("body", "born_at"), ("policy", "put_at"), ("walk", "at")].map(
+    let all = [("record", record), ("body", "born_at"), ("policy", "put_at seen_at"), ("walk", "at")].map(
         |(table, instants)| {
             let earlier =
                 instants.split(' ').map(|instant| format!("{instant} = {instant} - {}", time.as_micros()));
@@ -110,7 +111,7 @@ fn name_of(record: &Record) -> TestRecord {
 /// Commits a change as the engine does: retries with the same nonce while its fate is unknown.
 async fn commit_patiently(store: &PostgresStore, change: &Arc<Change>) -> Commit {
     loop {
-        match store.commit(vec![change.clone()]).await.remove(0) {
+        match store.commit(change.clone(), None).await {
             Ok(commit) => return commit,
             Err(error) => {
                 assert!(error.is_transient(), "an outage is no lasting error: {error:?}");
@@ -118,6 +119,16 @@ async fn commit_patiently(store: &PostgresStore, change: &Arc<Change>) -> Commit
             }
         }
     }
+}
+
+/// Commits changes all at once, and returns their outcomes in the same order.
+async fn commit_each(store: &PostgresStore, changes: &[Arc<Change>]) -> Vec<Result<Commit, StoreError>> {
+    join_all(changes.iter().map(|change| store.commit(change.clone(), None))).await
+}
+
+/// Returns what operators may ask of the store.
+fn browse(store: &PostgresStore) -> &dyn BrowseStore {
+    store.browse().expect("it can be browsed")
 }
 
 /// Returns whether the change was committed, now or in a try whose reply was lost.
@@ -132,9 +143,13 @@ fn was_committed(change: &Change, commit: &Commit) -> bool {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_postgres_store_keeps_the_contract() {
     let server = Postgres::shared();
-    for prepare in [true, false] {
+    for (prepare, hot_path) in [(true, true), (false, true), (true, false)] {
         let database = server.create_database();
-        let store = open_with(&server, &database, |options| options.prepare = prepare).await;
+        let store = open_with(&server, &database, |options| {
+            options.prepare = prepare;
+            options.hot_path = hot_path;
+        })
+        .await;
         contract::exercise(&PostgresUnderTest(store)).await;
     }
 }

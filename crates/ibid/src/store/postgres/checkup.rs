@@ -4,20 +4,20 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use ibid_core::machine::EffectState;
-use ibid_core::record::{Flags, State};
 use tokio_postgres::types::{FromSqlOwned, Type};
 use tokio_postgres::{Error, Row};
 
-use super::connect::{Connection, Param, Place};
+use super::connection::{Connection, Param};
+use super::target::Target;
 use super::{PostgresOpenError, migrate, open};
 use crate::store::checkup::{Checkup, ClockGap, OpenCases, Pooler, Role, Schema, Setting, Standby, Standbys};
 use crate::store::clock::Clock;
 use crate::store::run_times::{POLICIES_MAX, RunRow, RunSampler, RunTimes, SAMPLE_MAX};
 
-/// Describes whatever answers at `place`.
-pub(super) async fn look(place: &Place) -> Result<Checkup, PostgresOpenError> {
-    let connection = place.dial().await.map_err(|error| open::unreachable(place, error))?;
-    let failed = |error| open::failed(place, error);
+/// Describes the server that answers.
+pub(super) async fn look(target: &Target) -> Result<Checkup, PostgresOpenError> {
+    let connection = target.dial().await.map_err(|error| open::unreachable(target, error))?;
+    let failed = |error| open::failed(target, error);
     let (row, clock) = ask(&connection).await.map_err(failed)?;
     let text = |column: usize| row.try_get::<_, String>(column).map_err(failed);
     let flag = |column: usize| row.try_get::<_, bool>(column).map_err(failed);
@@ -29,14 +29,14 @@ pub(super) async fn look(place: &Place) -> Result<Checkup, PostgresOpenError> {
     };
     let awaited = text(7)?;
     let durability = durability(text(4)?, text(5)?, text(6)?, &awaited);
-    let schema = schema(place, &connection).await?;
+    let schema = schema(target, &connection).await?;
     let is_current = schema == Schema::Step { found: migrate::KNOWN, known: migrate::KNOWN };
     let standbys = match role {
         // Those that follow a standby are not the ones that its primary's commits wait for.
         Role::Standby => None,
         _ => Some(Standbys { awaited, connected: standbys(&connection).await.map_err(failed)? }),
     };
-    let pooler = pooler(place, &connection).await.map_err(failed)?;
+    let pooler = pooler(target, &connection).await.map_err(failed)?;
     let has_secret = is_current && setting(&connection, "secret").await.map_err(failed)?.is_some();
     let identity = match is_current {
         true => setting(&connection, "identity").await.map_err(failed)?,
@@ -51,7 +51,7 @@ pub(super) async fn look(place: &Place) -> Result<Checkup, PostgresOpenError> {
         schema,
         clock: Some(clock),
         durability,
-        weak_accepted: place.options.accept_weak_durability,
+        weak_accepted: target.options.accept_weak_durability,
         role,
         standbys,
         pooler: Some(pooler),
@@ -81,10 +81,10 @@ fn durability(fsync: String, commit: String, pages: String, awaited: &str) -> Ve
     settings.map(|((name, value), is_weak)| Setting { name, value, is_weak }).collect()
 }
 
-async fn schema(place: &Place, connection: &Connection) -> Result<Schema, PostgresOpenError> {
-    match migrate::applied(place, connection).await {
-        Ok(0) => Ok(Schema::Absent),
-        Ok(found) => Ok(Schema::Step { found, known: migrate::KNOWN }),
+async fn schema(target: &Target, connection: &Connection) -> Result<Schema, PostgresOpenError> {
+    match migrate::applied(target, connection).await {
+        Ok(applied) if applied.step == 0 => Ok(Schema::Absent),
+        Ok(applied) => Ok(Schema::Step { found: applied.step, known: migrate::KNOWN }),
         Err(PostgresOpenError::FromTheFuture { found, known, .. }) => Ok(Schema::Step { found, known }),
         Err(PostgresOpenError::Altered { number, .. }) => Ok(Schema::Altered { number }),
         Err(other) => Err(other),
@@ -103,9 +103,9 @@ async fn standbys(connection: &Connection) -> Result<Vec<Standby>, Error> {
 
 /// Two connections that meet one session, or one that meets two, have a transaction pooler before them. That neither is
 /// seen proves little under load, and nothing about a pooler that keeps sessions: that one does no harm.
-async fn pooler(place: &Place, connection: &Connection) -> Result<Pooler, Error> {
+pub(super) async fn pooler(target: &Target, connection: &Connection) -> Result<Pooler, Error> {
     const SESSION: &str = include_str!("sql/session.sql");
-    let Ok(second) = place.dial().await else { return Ok(Pooler::Undecided) };
+    let Ok(second) = target.dial().await else { return Ok(Pooler::Undecided) };
     let first: i32 = one(connection, SESSION, &[]).await?;
     let other: i32 = one(&second, SESSION, &[]).await?;
     let again: i32 = one(connection, SESSION, &[]).await?;
@@ -124,22 +124,18 @@ async fn setting(connection: &Connection, name: &str) -> Result<Option<Bytes>, E
     rows.first().map(|row| row.try_get::<_, &[u8]>(0).map(Bytes::copy_from_slice)).transpose()
 }
 
-/// Reads whole tables, so it is given little time.
+/// Counts what waits for an operator, through indexes and within the time limit of a slow read.
 async fn open_cases(connection: &Connection) -> Result<OpenCases, Error> {
-    connection.run(include_str!("sql/open_count.sql")).await?;
-    let dead = i64::from(Flags::DEAD_LETTER);
-    let records = connection.query_once(include_str!("sql/count.sql"), &[(&dead, Type::INT8)]).await?;
+    connection.run(include_str!("sql/open_slow.sql")).await?;
+    let records = connection.query_once(include_str!("sql/count.sql"), &[]).await?;
     let code = |state: EffectState| i64::from(state.code());
     let (unknown, dead) = (code(EffectState::Unknown), code(EffectState::Dead));
     let params: [Param<'_>; 2] = [(&unknown, Type::INT8), (&dead, Type::INT8)];
     let effects = connection.query_once(include_str!("sql/effects.sql"), &params).await?;
     connection.run("commit").await?;
     let mut cases = OpenCases::default();
-    for row in &records {
-        if row.try_get::<_, i16>(0)? == i16::from(State::Unknown.code()) {
-            cases.unknown = number(row, 1)?;
-        }
-        cases.dead_letters += number(row, 2)?;
+    if let Some(row) = records.first() {
+        (cases.unknown, cases.dead_letters) = (number(row, 2)?, number(row, 4)?);
     }
     if let Some(row) = effects.first() {
         (cases.effects_unknown, cases.effects_dead) = (number(row, 0)?, number(row, 1)?);

@@ -1,29 +1,30 @@
-//! What an error of PostgreSQL means to whoever must act on it. The only place that reads SQLSTATEs.
+//! The meaning of PostgreSQL's errors for callers. Only this file reads SQLSTATEs.
 
+use ibid_core::scope::RecordId;
 use ibid_core::store::StoreError;
 use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 
 use super::KIND;
 
-/// How far a failure reaches.
+/// How many changes a failure affects, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reach {
-    /// Somebody held a row for too long, or two waited for each other. Others may go through.
+    /// Another transaction held a lock for too long, or two waited for each other. Other changes may succeed.
     Contended,
-    /// What was written itself: it alone can't be stored, and others may.
+    /// This change cannot be stored. Other changes can.
     One,
-    /// The connection or the server: everything fails now, and may not in a moment. What was sent may be written.
+    /// The connection or the server fails now, and may work in a moment. The statement may have been written.
     Moment,
-    /// The database: everything fails until a person has looked.
+    /// The database refuses everything until an operator has acted.
     Lasting,
 }
 
-/// How far `error` reaches.
+/// Returns the reach of `error`.
 pub(super) fn reach(error: &Error) -> Reach {
     match error.code() {
         Some(code) => of_code(code),
-        // Not the server's: the connection broke, or the answer can't be read.
+        // The server did not report it: the connection broke, or the reply cannot be read.
         None => Reach::Moment,
     }
 }
@@ -50,28 +51,51 @@ fn of_code(code: &SqlState) -> Reach {
     }
 }
 
-/// Whether another wrote a row of the same key at the same moment.
-pub(super) fn is_rival(error: &Error) -> bool {
-    error.code() == Some(&SqlState::UNIQUE_VIOLATION)
+/// Returns the id of the record whose insert failed because another process inserted it at the same moment. The server names
+/// it in the detail of the error, in its own language: `Key (id)=(…) already exists.`
+pub(super) fn violated_id(error: &Error) -> Option<RecordId> {
+    let error = error.as_db_error().filter(|error| *error.code() == SqlState::UNIQUE_VIOLATION)?;
+    error.detail()?.split(['(', ')']).find_map(parse_uuid)
 }
 
-/// Whether a session was refused, perhaps for the settings that it was to start with: poolers say so with codes of the
-/// protocol, of missing features or of bad values.
+fn parse_uuid(text: &str) -> Option<RecordId> {
+    let digits: String = text.chars().filter(|char| *char != '-').collect();
+    let is_uuid = text.len() == 36 && digits.len() == 2 * RecordId::LEN;
+    let number = u128::from_str_radix(&digits, 16).ok().filter(|_| is_uuid)?;
+    Some(RecordId::from_bytes(number.to_be_bytes()))
+}
+
+/// Returns the location of the row that a statement waited for in vain. The server names it in the context of the error, in
+/// its own language: `while updating tuple (12,3) in relation …`.
+pub(super) fn locked_tid(error: &Error) -> Option<String> {
+    let context = error.as_db_error()?.where_()?;
+    let (start, _) = context.match_indices('(').find(|(at, _)| context[at + 1..].starts_with(|char: char| char.is_ascii_digit()))?;
+    let end = context[start..].find(')')?;
+    Some(context[start..=start + end].to_owned())
+}
+
+/// Returns whether the server ended a statement because it took too long.
+pub(super) fn is_timeout(error: &Error) -> bool {
+    error.code() == Some(&SqlState::QUERY_CANCELED)
+}
+
+/// Returns whether a session was refused, perhaps because of the settings that it was to start with: poolers use codes of
+/// the protocol, of missing features or of bad values.
 pub(super) fn refuses_settings(error: &Error) -> bool {
     error
         .as_db_error()
         .is_some_and(|error| matches!(error.code().code().get(..2), Some("08" | "0A" | "22" | "42")))
 }
 
-/// Whether the connection should not be used again.
+/// Returns whether the connection should not be used again.
 pub(super) fn spoils_connection(error: &Error) -> bool {
-    // What the server did not foresee may be about what this connection remembers: types that were made anew have other
+    // An internal error may come from something that this connection remembers: types that were created again have other
     // numbers.
     let unforeseen = error.code().is_some_and(|code| code.code().starts_with("XX"));
     unforeseen || !matches!(reach(error), Reach::Contended | Reach::One)
 }
 
-/// The error as the caller of a store sees it.
+/// Returns the error as the caller of a store sees it.
 pub(super) fn store_error(op: &'static str, error: Error) -> StoreError {
     match reach(&error) {
         Reach::Contended | Reach::Moment => StoreError::transient(KIND, op, error),
@@ -84,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_pass_is_told_apart_from_what_is_wrong() {
+    fn an_error_code_tells_how_far_it_reaches() {
         let of = |code| of_code(&SqlState::from_code(code));
         for contended in ["55P03", "40P01", "40001"] {
             assert_eq!(of(contended), Reach::Contended, "{contended}");
@@ -97,6 +121,15 @@ mod tests {
         }
         for lasting in ["42P01", "42501", "28P01", "3D000"] {
             assert_eq!(of(lasting), Reach::Lasting, "{lasting}");
+        }
+    }
+
+    #[test]
+    fn an_id_is_parsed_as_the_server_writes_it() {
+        let id = parse_uuid("00000000-0000-0000-0000-0000000000ff").expect("a uuid");
+        assert_eq!(id.as_bytes()[15], 255);
+        for wrong in ["", "id", "00000000-0000-0000-0000-0000000000f", "0000000000000000000000000000000000ff"] {
+            assert_eq!(parse_uuid(wrong), None, "{wrong}");
         }
     }
 }

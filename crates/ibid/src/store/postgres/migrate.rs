@@ -1,79 +1,289 @@
-//! The schema, step by step. What is printed for a person to run is what the store runs itself.
+//! The schema, step by step. `ibid migrate --print` shows the same statements that the store runs.
+//!
+//! A step either expands the schema (it adds what older programs pass over) or contracts it. Each step says which step a
+//! program must know at least to use the schema afterwards, so an older program accepts a newer schema that only expanded.
+
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
+use tokio_postgres::error::SqlState;
 
 use super::PostgresOpenError;
-use super::connect::{Connection, Place};
+use super::connection::Connection;
 use super::open::failed;
+use super::target::Target;
 
-/// The text that takes a schema from step `from` to the newest, whole and in one transaction.
+/// One step of the schema. A step that was released never changes.
+struct Step {
+    kind: StepKind,
+    parts: &'static [Part],
+}
+
+/// The effect of a step on older programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StepKind {
+    /// It adds tables, nullable columns, columns with a default, or indexes. Older programs work on.
+    Expand,
+    /// It removes or changes something. A program must know this step.
+    Contract,
+}
+
+/// A part of a step.
+enum Part {
+    /// Statements that run in one transaction.
+    Transaction(&'static str),
+    /// An index that is built without blocking writers, outside a transaction.
+    #[cfg_attr(not(feature = "test-next-schema"), expect(dead_code, reason = "the first step builds all indexes"))]
+    Index {
+        name: &'static str,
+        /// `create index concurrently …`
+        sql: &'static str,
+    },
+}
+
+/// The steps of the schema that a database has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Applied {
+    /// Number of the last step; zero if there is no schema.
+    pub(super) step: u32,
+    /// The step that a program must know at least.
+    needs: u32,
+}
+
+impl Applied {
+    /// Returns whether this program can use the schema: it has all steps that the program knows, and no other step excludes
+    /// the program.
+    pub(super) fn is_usable(self) -> bool {
+        self.step >= KNOWN && self.needs <= KNOWN
+    }
+}
+
+/// Returns the text that takes a schema from step `from` to the newest, for an operator to run.
 pub(super) fn sql(from: u32) -> String {
-    let mut text = format!("begin;\nselect pg_advisory_xact_lock({LOCK});\n");
-    text.push_str(&steps(from));
-    text.push_str("commit;\n");
-    text
-}
-
-fn steps(from: u32) -> String {
     let mut text = String::new();
-    if from == 0 {
-        text.push_str(include_str!("sql/migration_table.sql"));
-    }
-    for (number, step) in (1..).zip(MIGRATIONS).skip(from as usize) {
-        let digest: String = digest(step).iter().map(|byte| format!("{byte:02x}")).collect();
-        text.push_str(&format!("\n-- Step {number}.\n{step}"));
-        text.push_str(&format!(
-            "insert into ibid_migration (number, digest) values ({number}, '\\x{digest}');\n"
-        ));
-    }
-    text
-}
-
-/// How many steps were taken; zero if there is no schema. Refuses what is not ours.
-pub(super) async fn applied(place: &Place, connection: &Connection) -> Result<u32, PostgresOpenError> {
-    let failed = |error| failed(place, error);
-    let look = connection.query_once(include_str!("sql/look.sql"), &[]).await.map_err(failed)?;
-    let is_there = look.first().map(|row| row.try_get::<_, bool>(5)).transpose().map_err(failed)?;
-    if is_there != Some(true) {
-        return Ok(0);
-    }
-    let rows = connection.query_once(include_str!("sql/migrations.sql"), &[]).await.map_err(failed)?;
-    let found = rows.len() as u32;
-    for ((number, step), row) in (1..).zip(MIGRATIONS).zip(rows) {
-        let same = row.try_get::<_, i32>(0).map_err(failed)? == number as i32
-            && row.try_get::<_, &[u8]>(1).map_err(failed)? == digest(step);
-        if !same {
-            return Err(PostgresOpenError::Altered { place: place.shown(), number });
+    for (number, step) in numbered().skip(from as usize) {
+        text.push_str(&format!("-- Step {number}.\n"));
+        for part in step.parts {
+            text.push_str(&match part {
+                Part::Transaction(sql) => {
+                    let insert = insert_with(number, step, part);
+                    format!("{};\n{}{sql}{insert}commit;\n", opening(), table(number))
+                }
+                Part::Index { name, sql } => {
+                    let insert = insert_with(number, step, part);
+                    format!("drop index concurrently if exists {name};\n{sql};\n{insert}")
+                }
+            });
         }
     }
-    if found > KNOWN {
-        return Err(PostgresOpenError::FromTheFuture { place: place.shown(), found, known: KNOWN });
+    text
+}
+
+/// Returns the steps that a database has.
+///
+/// # Errors
+///
+/// Fails if the tables are those of an earlier build, if a step is not the one that this program knows, or if a later step
+/// excludes this program.
+pub(super) async fn applied(target: &Target, connection: &Connection) -> Result<Applied, PostgresOpenError> {
+    let failed = |error| failed(target, error);
+    let rows = connection.query_once(include_str!("sql/schema_tables.sql"), &[]).await.map_err(failed)?;
+    // The query has no source of rows, so it returns exactly one.
+    let row = rows.first().expect("one row");
+    let (has_steps, is_earlier): (bool, bool) =
+        (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
+    if is_earlier {
+        return Err(PostgresOpenError::EarlierBuild { place: target.shown() });
     }
-    Ok(found)
+    if !has_steps {
+        return Ok(Applied::default());
+    }
+    let rows = connection.query_once(include_str!("sql/schema_steps.sql"), &[]).await.map_err(failed)?;
+    let mut applied = Applied::default();
+    for row in &rows {
+        let number = row.try_get::<_, i32>(0).map_err(failed)?.cast_unsigned();
+        let stored: &[u8] = row.try_get(1).map_err(failed)?;
+        let known = numbered().find(|(known, _)| *known == number);
+        if known.is_some_and(|(_, step)| digest(step) != stored) {
+            return Err(PostgresOpenError::Altered { place: target.shown(), number });
+        }
+        let needs = row.try_get::<_, i32>(2).map_err(failed)?.cast_unsigned();
+        applied = Applied { step: applied.step.max(number), needs: applied.needs.max(needs) };
+    }
+    if applied.needs > KNOWN {
+        let (found, known) = (applied.step, KNOWN);
+        return Err(PostgresOpenError::FromTheFuture { place: target.shown(), found, known });
+    }
+    Ok(applied)
 }
 
-/// Takes the steps that are missing. Whoever comes second waits, and finds them taken.
-pub(super) async fn run(place: &Place, connection: &Connection) -> Result<(), PostgresOpenError> {
-    let failed = |error| failed(place, error);
-    connection.run(&format!("begin; select pg_advisory_xact_lock({LOCK})")).await.map_err(failed)?;
-    // On an error the connection is dropped, and the transaction with it.
-    let found = applied(place, connection).await?;
-    connection.run(&format!("{}commit", steps(found))).await.map_err(failed)
+/// Takes the steps that are missing, each in its own transaction. A process that comes second waits, and finds them taken.
+pub(super) async fn run(target: &Target, connection: &Connection) -> Result<(), PostgresOpenError> {
+    for (number, step) in numbered() {
+        if applied(target, connection).await?.step >= number {
+            continue;
+        }
+        for part in step.parts {
+            let insert = insert_with(number, step, part);
+            match part {
+                Part::Transaction(sql) => {
+                    let text = format!("{}{sql}{insert}", table(number));
+                    run_part(target, connection, number, &text).await?;
+                }
+                Part::Index { name, sql } => {
+                    build_index(target, connection, name, sql).await?;
+                    connection.run(&insert).await.map_err(|error| failed(target, error))?;
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
-fn digest(step: &str) -> [u8; 32] {
-    Sha256::digest(step.as_bytes()).into()
+/// Runs one part in a transaction. It waits for locks only briefly, because all statements on the table queue behind it, and
+/// tries again.
+async fn run_part(
+    target: &Target,
+    connection: &Connection,
+    number: u32,
+    sql: &str,
+) -> Result<(), PostgresOpenError> {
+    for tries in 1.. {
+        connection.run(&opening()).await.map_err(|error| failed(target, error))?;
+        // Another process may have taken the step while this one waited. On an error the connection is closed.
+        if applied(target, connection).await?.step >= number {
+            return connection.run("rollback").await.map_err(|error| failed(target, error));
+        }
+        match connection.run(sql).await {
+            Ok(()) => return connection.run("commit").await.map_err(|error| failed(target, error)),
+            Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) && tries < TRIES_MAX => {
+                connection.run("rollback").await.map_err(|error| failed(target, error))?;
+                tokio::time::sleep(PAUSE).await;
+            }
+            Err(error) => return Err(failed(target, error)),
+        }
+    }
+    Ok(())
 }
 
-/// One file per step; a file that was released never changes.
-const MIGRATIONS: &[&str] = &[
-    include_str!("migrations/0001_records.sql"),
-    include_str!("migrations/0002_evidence.sql"),
-    include_str!("migrations/0003_flight.sql"),
+/// Builds an index without blocking writers. A build that was cut off left an invalid index, which is dropped first.
+async fn build_index(
+    target: &Target,
+    connection: &Connection,
+    name: &str,
+    sql: &str,
+) -> Result<(), PostgresOpenError> {
+    let failed = |error| failed(target, error);
+    // Held by the session, because the build cannot be in a transaction. It ends with the connection.
+    connection.run(&format!("select pg_advisory_lock({LOCK})")).await.map_err(failed)?;
+    let is_built = format!(
+        "select coalesce((select i.indisvalid from pg_index i where i.indexrelid = to_regclass('{name}')), false)"
+    );
+    let rows = connection.query_once(&is_built, &[]).await.map_err(failed)?;
+    if rows.first().map(|row| row.try_get(0)).transpose().map_err(failed)? != Some(true) {
+        connection.run(&format!("drop index concurrently if exists {name}")).await.map_err(failed)?;
+        connection.run(sql).await.map_err(failed)?;
+    }
+    connection.run(&format!("select pg_advisory_unlock({LOCK})")).await.map_err(failed)
+}
+
+/// Returns the statement that makes the table of steps, for the first step.
+fn table(number: u32) -> &'static str {
+    if number == 1 { include_str!("schema/steps.sql") } else { "" }
+}
+
+/// Begins the transaction of a part. Migrations of one database wait for each other.
+fn opening() -> String {
+    format!("begin; select pg_advisory_xact_lock({LOCK}); set local lock_timeout = '2s'")
+}
+
+/// Returns the statement that notes the step with its last part; empty for other parts, which a migration that was cut off
+/// runs again.
+fn insert_with(number: u32, step: &Step, part: &Part) -> String {
+    if step.parts.last().is_none_or(|last| !std::ptr::eq(last, part)) {
+        return String::new();
+    }
+    let digest: String = digest(step).iter().map(|byte| format!("{byte:02x}")).collect();
+    let needs = needs_at_least(number);
+    format!(
+        "insert into ibid_schema_step (number, digest, needs_at_least) values ({number}, '\\x{digest}', {needs}) \
+         on conflict do nothing;\n"
+    )
+}
+
+/// Returns the step that a program must know at least once step `number` is taken: the last one that contracts.
+fn needs_at_least(number: u32) -> u32 {
+    let contracting = numbered().take(number as usize).filter(|(_, step)| step.kind == StepKind::Contract);
+    contracting.map(|(number, _)| number).last().unwrap_or(1)
+}
+
+fn numbered() -> impl Iterator<Item = (u32, &'static Step)> {
+    (1..).zip(STEPS)
+}
+
+fn digest(step: &Step) -> [u8; 32] {
+    let mut digest = Sha256::new();
+    for part in step.parts {
+        match part {
+            Part::Transaction(sql) | Part::Index { sql, .. } => digest.update(sql),
+        }
+    }
+    digest.finalize().into()
+}
+
+/// The steps, in their order. Nothing was released before the first one.
+const STEPS: &[Step] = &[
+    Step {
+        kind: StepKind::Expand,
+        parts: &[Part::Transaction(concat!(
+            include_str!("schema/records.sql"),
+            include_str!("schema/outbox.sql"),
+            include_str!("schema/evidence.sql"),
+            include_str!("schema/views.sql")
+        ))],
+    },
+    // A step as a later release may have: for tests of two versions side by side.
+    #[cfg(feature = "test-next-schema")]
+    Step {
+        kind: StepKind::Expand,
+        parts: &[
+            Part::Transaction("alter table ibid_record add column if not exists next_note text;\n"),
+            Part::Index {
+                name: "ibid_record_next",
+                sql: "create index concurrently ibid_record_next on ibid_record (tenant, id)",
+            },
+        ],
+    },
 ];
 
-/// The newest step that this program knows.
-pub(super) const KNOWN: u32 = MIGRATIONS.len() as u32;
+/// Number of the newest step that this program knows.
+pub(super) const KNOWN: u32 = STEPS.len() as u32;
 
 /// "ibid sch" in ASCII: migrations of one database wait for each other under this number.
 const LOCK: i64 = 0x6962_6964_2073_6368;
+
+/// Tries for one part. With the pauses about a minute, in which reports and backups that hold a lock usually end.
+const TRIES_MAX: u32 = 20;
+
+/// Pause between two tries, in which statements that queued behind the first can run.
+const PAUSE: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_older_program_accepts_a_schema_that_only_expanded() {
+        assert!(Applied { step: KNOWN, needs: 1 }.is_usable());
+        assert!(Applied { step: KNOWN + 3, needs: KNOWN }.is_usable());
+        assert!(!Applied { step: KNOWN + 1, needs: KNOWN + 1 }.is_usable(), "a later step contracts");
+        assert!(!Applied { step: KNOWN - 1, needs: 1 }.is_usable(), "a step is missing");
+    }
+
+    #[test]
+    fn the_printed_statements_take_every_missing_step() {
+        let all = sql(0);
+        assert!(all.contains("create table ibid_schema_step") && all.contains("create table ibid_record"));
+        assert_eq!(sql(KNOWN), "");
+    }
+}

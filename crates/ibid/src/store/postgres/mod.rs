@@ -1,48 +1,52 @@
 //! Records in a PostgreSQL database, shared by many processes.
 //!
-//! Most verbs are one statement over arrays, in one round trip and one transaction, however many records they are about. The
-//! server's clock sets every instant. A session of ours may start with settings (`connect.rs`); nothing depends on it, so that
-//! a transaction pooler may stand between.
+//! New records and their finishes are batched: many of them are one statement, one round trip and one transaction (`hot/`).
+//! Every other change is one transaction (`plain.rs`). The server's clock sets every instant. A session may start with
+//! settings (`target.rs`), but nothing depends on it, so a transaction pooler may be in between.
 
-use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use ibid_core::change::{Change, Commit, History, StoredRecord};
-use ibid_core::fingerprint::SecretId;
-use ibid_core::reap::{ReapCount, ReapStep, ReapTarget};
+use ibid_core::change::{Change, Commit, StoredRecord};
+use ibid_core::evidence::EvidenceStore;
+use ibid_core::reap::{ReapStep, ReapTarget};
 use ibid_core::record::{Nonce, State, Version};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{
-    BoxFuture, Browse, RecordCounts, RecordFilter, RenewOutcome, SetOutcome, SqlStore, Store, StoreError,
+    BodyStore, BoxFuture, BrowseStore, Cursor, Durability, Page, RenewOutcome, SetOutcome, SqlStore, Store,
+    StoreClock, StoreError, StoreFacts,
 };
-use ibid_core::time::Timestamp;
 
-use self::batch::Batch;
-use self::columns::Numbering;
-use self::connect::{Place, Pools};
-use self::flight::Tids;
-use self::row::Policies;
+use self::hot::{CommitQueue, RowLocations};
+use self::policies::PolicyCache;
+use self::pool::Pools;
+use self::target::Target;
 use super::checkup::Checkup;
 use super::read_only_query::{ReadOnlyQueryError, RowCallback};
 
-mod ask;
-mod batch;
+mod browse;
 mod checkup;
-mod columns;
-mod connect;
+mod connection;
 mod evidence;
 mod failure;
-mod flight;
+mod hot;
+mod lease_scan;
 mod migrate;
 mod open;
+mod plain;
+mod policies;
+mod pool;
+mod read;
 mod read_only_query;
 mod reap;
 mod row;
+mod slow_read;
 mod sql_side;
+mod target;
 mod tls;
 
+pub use self::hot::BatchCounts;
 pub use self::open::PostgresOpenError;
 
 /// A store in a PostgreSQL database.
@@ -60,28 +64,39 @@ pub use self::open::PostgresOpenError;
 /// ```
 #[derive(Debug)]
 pub struct PostgresStore {
-    place: Arc<Place>,
-    pools: Pools,
-    policies: Policies,
-    numbering: Numbering,
-    tids: Tids,
+    core: Arc<StoreCore>,
+    commits: CommitQueue,
 }
 
-/// How to open a [`PostgresStore`]. Those that a URL may set stand there as parameters and win over these.
+/// The part of a store that its tasks share.
+#[derive(Debug)]
+struct StoreCore {
+    target: Arc<Target>,
+    pools: Pools,
+    policies: PolicyCache,
+    locations: RowLocations,
+}
+
+/// Options of a [`PostgresStore`]. URL parameters override these fields.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PostgresOptions {
-    /// Whether missing tables are made and old ones upgraded; if not, opening is refused unless they are as they
-    /// should be.
+    /// Create the tables if there are none. If not, opening fails where they are missing.
     pub migrate: bool,
-    /// Whether a server that may lose commits is used all the same. In a URL: `accept_weak_durability=true`.
+    /// Upgrade tables of an earlier step. If not, opening fails, and an operator runs `ibid migrate`: the first new process of
+    /// a rollout should not change the tables of those that still run.
+    pub upgrade: bool,
+    /// Use a server that may lose commits. In a URL: `accept_weak_durability=true`.
     pub accept_weak_durability: bool,
-    /// Whether statements are prepared once per connection. Turn it off behind a pooler that hands each transaction to
-    /// another session and does not follow prepared statements. In a URL: `prepare=false`.
+    /// Prepare statements once per connection. It is turned off automatically behind a pooler that is seen to mix up prepared
+    /// statements; turn it off yourself if such a pooler could be missed. In a URL: `prepare=false`.
     pub prepare: bool,
-    /// Connections at most. In a URL: `connections_max=16`.
+    /// Batch new records and their finishes. Without it every change is one transaction: slower, and the same otherwise. In
+    /// a URL: `hot_path=false`.
+    pub hot_path: bool,
+    /// Largest number of connections. In a URL: `connections_max=16`.
     pub connections_max: usize,
-    /// How long a call waits for a connection, before it fails as transient.
+    /// How long a call waits for a connection before it fails as transient.
     pub connection_wait: Duration,
 }
 
@@ -98,163 +113,160 @@ impl Default for PostgresOptions {
     fn default() -> Self {
         PostgresOptions {
             migrate: true,
+            upgrade: false,
             accept_weak_durability: false,
             prepare: true,
-            // The engine has two batches under way; the rest is for renewals, replays and upkeep beside them. Eight
-            // processes with eight each stay below the hundred that a server allows by default.
+            hot_path: true,
+            // Two for flights, two for slow reads, four for all other statements. Eight processes with eight each stay below
+            // the hundred that a server allows by default.
             connections_max: 8,
-            // A statement takes milliseconds: who waited for a second will not do better in two.
+            // A statement takes milliseconds: a caller that waited for a second will not do better in two.
             connection_wait: Duration::from_secs(1),
         }
     }
 }
 
 impl PostgresStore {
-    /// Connects, looks whether the server keeps what it commits, and makes or upgrades the tables.
+    /// Connects, checks that the server keeps what it commits, and creates or upgrades the tables as the options allow.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the server is not one that ibid may write to, or its tables are not those of this program.
     pub async fn open(url: &str, options: PostgresOptions) -> Result<PostgresStore, PostgresOpenError> {
-        let place = Arc::new(Place::new(url, options)?);
-        open::prepare(&place).await?;
-        let pools = Pools::new(&place);
-        let (policies, numbering, tids) = (Policies::default(), Numbering::default(), Tids::default());
-        Ok(PostgresStore { place, pools, policies, numbering, tids })
+        let target = Arc::new(Target::new(url, options)?);
+        open::prepare(&target).await?;
+        let pools = Pools::new(&target);
+        let (policies, locations) = (PolicyCache::default(), RowLocations::default());
+        let core = Arc::new(StoreCore { target, pools, policies, locations });
+        Ok(PostgresStore { commits: CommitQueue::start(core.clone()), core })
     }
 
-    /// Makes or upgrades the tables: the step that they were at (0: none), and the step that they are at now.
+    /// Creates or upgrades the tables. Returns the step that they were at (0: none) and the step that they are at now.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the server cannot be used, or a lock on a table cannot be had within about a minute.
     pub async fn migrate(url: &str, options: PostgresOptions) -> Result<(u32, u32), PostgresOpenError> {
-        let place = Place::new(url, PostgresOptions { migrate: true, ..options })?;
-        let before = open::schema(&place).await?;
-        open::prepare(&place).await?;
-        Ok((before, migrate::KNOWN))
+        let target = Target::new(url, PostgresOptions { migrate: true, upgrade: true, ..options })?;
+        let before = open::schema(&target).await?;
+        open::prepare(&target).await?;
+        Ok((before, before.max(migrate::KNOWN)))
     }
 
-    /// The step that the tables at `url` are at (0: none).
+    /// Returns the step that the tables at `url` are at (0: none).
+    ///
+    /// # Errors
+    ///
+    /// Fails if the server cannot be used, or the tables are not ibid's.
     pub async fn schema(url: &str, options: PostgresOptions) -> Result<u32, PostgresOpenError> {
-        open::schema(&Place::new(url, options)?).await
+        open::schema(&Target::new(url, options)?).await
     }
 
-    /// Looks at a server without opening a store on it: what would be refused is described. It writes nothing.
+    /// Describes a server without opening a store on it, also one that opening would refuse. It writes nothing.
+    ///
+    /// # Errors
+    ///
+    /// Fails if no server answers.
     pub async fn checkup(url: &str, options: PostgresOptions) -> Result<Checkup, PostgresOpenError> {
-        checkup::look(&Place::new(url, options)?).await
+        checkup::look(&Target::new(url, options)?).await
     }
 
-    /// Gives each row of one statement to `each`, as text; the names of the columns. It runs in a transaction of its own
-    /// that can't write, so the statement may be anybody's who may read the database.
+    /// Passes each row of one statement to `on_row`, as text, and returns the names of the columns. The statement runs in a
+    /// read-only transaction, so it may come from any user who may read the database.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the server cannot be reached or refuses the statement.
     pub async fn read_rows(
         url: &str,
         options: PostgresOptions,
         sql: &str,
         on_row: RowCallback<'_>,
     ) -> Result<Vec<String>, ReadOnlyQueryError<PostgresOpenError>> {
-        read_only_query::read(&Place::new(url, options).map_err(ReadOnlyQueryError::Open)?, sql, on_row).await
+        let target = Target::new(url, options).map_err(ReadOnlyQueryError::Open)?;
+        read_only_query::read(&target, sql, on_row).await
     }
 
-    /// Where `url` leads, without user and password: the form that may be shown and logged.
+    /// Returns where `url` leads, without user and password: the form that may be shown and logged.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the URL cannot be parsed.
     pub fn place_of(url: &str) -> Result<String, PostgresOpenError> {
-        connect::shown_url(url)
+        target::shown_url(url)
     }
 
-    /// The statements that take a schema from step `from` (0: no tables) to the newest, for a person to run.
+    /// Returns the statements that take a schema from step `from` (0: no tables) to the newest, for an operator to run.
     pub fn migration_sql(from: u32) -> String {
         migrate::sql(from)
     }
 
-    /// The newest step of the schema that this program knows.
+    /// Returns the newest step of the schema that this program knows.
     pub fn newest_schema() -> u32 {
         migrate::KNOWN
     }
 
-    /// Where the database is, without user and password.
+    /// Returns where the database is, without user and password.
     pub fn place(&self) -> String {
-        self.place.shown()
+        self.core.target.shown()
+    }
+
+    /// Returns how many batches were sent, and how many changes were in them.
+    #[doc(hidden)]
+    pub fn batch_counts(&self) -> BatchCounts {
+        self.commits.counts()
     }
 }
 
 impl Store for PostgresStore {
-    fn kind(&self) -> &'static str {
-        KIND
+    fn facts(&self) -> StoreFacts {
+        let durability = match self.core.target.options.accept_weak_durability {
+            true => Durability::Weak { reason: "`accept_weak_durability` is set".to_owned() },
+            false => Durability::Durable,
+        };
+        StoreFacts { name: KIND, clock: StoreClock::Shared, durability }
     }
 
-    fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Result<Vec<Option<StoredRecord>>, StoreError>> {
-        Box::pin(async move {
-            let found = self.find(&ids).await?;
-            let mut by_id: HashMap<RecordId, StoredRecord> =
-                found.into_iter().map(|stored| (stored.record.id, stored)).collect();
-            // An id may be asked for twice.
-            let last = |place: usize| !ids[place + 1..].contains(&ids[place]);
-            let place = |(place, id)| if last(place) { by_id.remove(id) } else { by_id.get(id).cloned() };
-            Ok(ids.iter().enumerate().map(place).collect())
-        })
+    fn load(&self, id: RecordId) -> BoxFuture<'_, Result<Option<StoredRecord>, StoreError>> {
+        Box::pin(self.core.load(id))
     }
 
-    fn commit(&self, changes: Vec<Arc<Change>>) -> BoxFuture<'_, Vec<Result<Commit, StoreError>>> {
-        Box::pin(async move {
-            if changes.is_empty() {
-                return Vec::new();
-            }
-            match self.pools.hot("commit").await {
-                Ok(connection) => {
-                    Batch::run(&connection, &self.policies, &self.numbering, &self.tids, &changes).await
-                }
-                Err(error) => {
-                    let transient = error.is_transient();
-                    let error = Arc::new(error);
-                    let shared = |_| match transient {
-                        true => Err(StoreError::transient(KIND, "commit", error.clone())),
-                        false => Err(StoreError::lasting(KIND, "commit", error.clone())),
-                    };
-                    changes.iter().map(shared).collect()
-                }
-            }
-        })
+    fn commit(
+        &self,
+        change: Arc<Change>,
+        send_by: Option<Instant>,
+    ) -> BoxFuture<'_, Result<Commit, StoreError>> {
+        Box::pin(self.commits.commit(change, send_by))
     }
 
     fn renew(
         &self,
         leases: Vec<(RecordId, Version)>,
     ) -> BoxFuture<'_, Result<Vec<RenewOutcome>, StoreError>> {
-        Box::pin(async move { self.renew_all(&leases).await })
+        Box::pin(async move { self.core.renew_leases(&leases).await })
     }
 
-    fn due(&self, state: State, limit: u32) -> BoxFuture<'_, Result<Vec<StoredRecord>, StoreError>> {
-        Box::pin(self.find_due(state, limit))
-    }
-
-    fn reap(&self, course: ReapTarget, from: i64, limit: u32) -> BoxFuture<'_, Result<ReapStep, StoreError>> {
-        Box::pin(self.reap_step(course, from, limit))
-    }
-
-    fn count_reapable(&self, course: ReapTarget) -> BoxFuture<'_, Result<ReapCount, StoreError>> {
-        Box::pin(self.count_ripe(course))
-    }
-
-    fn find_unknown_secret(
+    fn due(
         &self,
-        known: Vec<SecretId>,
-    ) -> BoxFuture<'_, Result<Option<SecretId>, StoreError>> {
-        Box::pin(self.find_other_secret(known))
+        state: State,
+        after: Option<Cursor>,
+        limit: u32,
+    ) -> BoxFuture<'_, Result<Page<StoredRecord>, StoreError>> {
+        Box::pin(self.core.find_due(state, after, limit))
     }
 
-    fn parallel_batches(&self) -> usize {
-        // One is sent while the other is flushed. With more each is smaller, and a statement has a price of its own, about
-        // that of seven changes (docs/decisions/0006).
-        2
-    }
-
-    fn shares_commits(&self) -> bool {
-        false
-    }
-
-    fn bodies(&self, id: RecordId, birth: Nonce) -> BoxFuture<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
-        Box::pin(self.find_bodies(id, birth))
-    }
-
-    fn sql(&self) -> Option<&dyn SqlStore> {
-        Some(self)
+    fn reap(
+        &self,
+        target: ReapTarget,
+        after: Option<Cursor>,
+        limit: u32,
+    ) -> BoxFuture<'_, Result<ReapStep, StoreError>> {
+        Box::pin(self.core.reap_step(target, after, limit))
     }
 
     fn setting(&self, name: &str) -> BoxFuture<'_, Result<Option<Bytes>, StoreError>> {
         let name = name.to_owned();
-        Box::pin(async move { self.find_setting(&name).await })
+        Box::pin(async move { self.core.find_setting(&name).await })
     }
 
     fn compare_and_set(
@@ -264,21 +276,29 @@ impl Store for PostgresStore {
         value: Bytes,
     ) -> BoxFuture<'_, Result<SetOutcome, StoreError>> {
         let name = name.to_owned();
-        Box::pin(async move { self.replace_setting(&name, expected, value).await })
+        Box::pin(async move { self.core.replace_setting(&name, expected, value).await })
+    }
+
+    fn bodies(&self) -> Option<&dyn BodyStore> {
+        Some(&*self.core)
+    }
+
+    fn browse(&self) -> Option<&dyn BrowseStore> {
+        Some(&*self.core)
+    }
+
+    fn evidence(&self) -> Option<&dyn EvidenceStore> {
+        Some(&*self.core)
+    }
+
+    fn sql(&self) -> Option<&dyn SqlStore> {
+        Some(&*self.core)
     }
 }
 
-impl Browse for PostgresStore {
-    fn list(&self, filter: RecordFilter) -> BoxFuture<'_, Result<Vec<StoredRecord>, StoreError>> {
-        Box::pin(self.find_fitting(filter))
-    }
-
-    fn history(&self, id: RecordId) -> BoxFuture<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
-        Box::pin(self.find_history(id))
-    }
-
-    fn count(&self) -> BoxFuture<'_, Result<RecordCounts, StoreError>> {
-        Box::pin(self.count_all())
+impl BodyStore for StoreCore {
+    fn bodies(&self, id: RecordId, birth: Nonce) -> BoxFuture<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
+        Box::pin(self.find_bodies(id, birth))
     }
 }
 

@@ -1,139 +1,153 @@
-//! Opening: is this a server that we may write to, does it keep what it commits, and are our tables there.
+//! Opening: checks that the server takes writes and keeps commits, and that ibid's tables are there.
+
+use std::sync::atomic::Ordering;
 
 use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 
-use super::connect::{Connection, Place};
-use super::migrate;
+use super::connection::Connection;
+use super::target::Target;
+use super::{checkup, migrate};
+use crate::store::checkup::Pooler;
 
-/// Why a store could not be opened. No message holds a password or a user's name.
+/// A store that could not be opened. No message contains a password or a user's name.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostgresOpenError {
-    /// The URL can't be read.
+    /// The URL cannot be parsed.
     #[error(
         "not the URL of a PostgreSQL database: expected `postgres://user@host:port/database`; special characters in a \
          password are written as `%40` and the like"
     )]
     BadUrl,
-    /// TLS was asked for and can't be had.
+    /// TLS was asked for and cannot be set up.
     #[error("cannot set up TLS to PostgreSQL")]
     Tls {
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// Nobody answers there, or not yet.
+    /// No server answers, or not yet.
     #[error("cannot reach PostgreSQL at `{place}`")]
     Unreachable {
-        /// Where.
+        /// Address of the server.
         place: String,
-        /// Why not.
+        /// The cause.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The server does not let us in.
+    /// The server refuses user, password or database.
     #[error("PostgreSQL at `{place}` refuses this user, password or database")]
     Refused {
-        /// Where.
+        /// Address of the server.
         place: String,
-        /// In the server's words.
+        /// The server's message.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// It can only be read.
+    /// The server takes no writes.
     #[error("PostgreSQL at `{place}` is a replica or read-only; ibid has to write")]
     ReadOnly {
-        /// Where.
+        /// Address of the server.
         place: String,
     },
-    /// Commits may be lost.
+    /// The server may lose commits.
     #[error("PostgreSQL at `{place}` runs with `{setting} = {value}`, so that a commit may be lost")]
     WeakDurability {
-        /// Where.
+        /// Address of the server.
         place: String,
-        /// Which setting.
+        /// Name of the setting.
         setting: &'static str,
-        /// What it is set to.
+        /// Value of the setting.
         value: String,
     },
-    /// The server is older than what we use of it.
+    /// The server is too old.
     #[error("PostgreSQL at `{place}` is version {found}; ibid needs {needed} or later")]
     TooOld {
-        /// Where.
+        /// Address of the server.
         place: String,
-        /// Its major version.
+        /// Major version of the server.
         found: i64,
-        /// What we need.
+        /// Oldest major version that ibid supports.
         needed: i64,
     },
-    /// The tables were made by a later ibid.
-    #[error("the schema at `{place}` is number {found}, and this ibid knows up to {known}; use a later ibid")]
+    /// A later ibid changed the tables, so that this one cannot use them.
+    #[error("the schema at `{place}` is number {found}, which excludes programs that know only {known}; use a later ibid")]
     FromTheFuture {
-        /// Where.
+        /// Address of the server.
         place: String,
-        /// Its number.
+        /// Step of the schema.
         found: u32,
-        /// Ours.
+        /// Newest step that this program knows.
         known: u32,
     },
-    /// The tables are not there or old, and we were told not to make them.
+    /// The tables are missing or old, and the options do not allow to create or upgrade them.
     #[error("the schema at `{place}` is number {found}, and this ibid needs {known}; run `ibid migrate`")]
     NotMigrated {
-        /// Where.
+        /// Address of the server.
         place: String,
-        /// Its number; zero if there is none.
+        /// Step of the schema; zero if there is none.
         found: u32,
-        /// Ours.
+        /// Newest step that this program knows.
         known: u32,
     },
-    /// A migration with this number was applied, but another one than ours.
+    /// The tables are those of a build from before the first release.
+    #[error(
+        "the tables at `{place}` were made by a build of ibid from before its first release, whose format is not read any \
+         more; drop its tables (`ibid_…`) or use another database or schema"
+    )]
+    EarlierBuild {
+        /// Address of the server.
+        place: String,
+    },
+    /// A step with this number was taken, but it is not the one that this program knows.
     #[error("migration {number} at `{place}` is not the one that this ibid knows")]
     Altered {
-        /// Where.
+        /// Address of the server.
         place: String,
-        /// Which.
+        /// Number of the step.
         number: u32,
     },
-    /// What has no variant of its own.
+    /// Another failure.
     #[error("cannot use PostgreSQL at `{place}`")]
     Failed {
-        /// Where.
+        /// Address of the server.
         place: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
 
 impl PostgresOpenError {
-    /// Whether waiting won't mend it.
+    /// Returns whether waiting does not help.
     pub(super) fn is_lasting(&self) -> bool {
-        // A replica may be promoted at any moment, and what answers there may be another server by then.
+        // A replica may be promoted at any moment, and another server may answer by then.
         !matches!(self, PostgresOpenError::Unreachable { .. } | PostgresOpenError::ReadOnly { .. })
     }
 }
 
-/// Looks whether the server is one that we may trust with records. Every new connection is checked: after a failover
-/// another server answers.
-pub(super) async fn check(place: &Place, connection: &Connection) -> Result<(), PostgresOpenError> {
-    let failed = |error| self::failed(place, error);
+/// Checks that the server takes writes and keeps commits. Every new connection is checked, because after a failover another
+/// server answers.
+pub(super) async fn check(target: &Target, connection: &Connection) -> Result<(), PostgresOpenError> {
+    let failed = |error| self::failed(target, error);
     let rows = connection.query_once(include_str!("sql/look.sql"), &[]).await.map_err(failed)?;
-    // The query has no source of rows, so it gives exactly one.
+    // The query has no source of rows, so it returns exactly one.
     let row = rows.first().expect("one row");
     let text = |column: usize| row.try_get::<_, String>(column).map_err(failed);
     let version = row.try_get::<_, i64>(0).map_err(failed)? / 10_000;
     if version < VERSION_MIN {
-        return Err(PostgresOpenError::TooOld { place: place.shown(), found: version, needed: VERSION_MIN });
+        return Err(PostgresOpenError::TooOld { place: target.shown(), found: version, needed: VERSION_MIN });
     }
     if row.try_get::<_, bool>(1).map_err(failed)? {
-        return Err(PostgresOpenError::ReadOnly { place: place.shown() });
+        return Err(PostgresOpenError::ReadOnly { place: target.shown() });
     }
-    connection.settings(row.try_get(6).map_err(failed)?);
+    connection.set_has_settings(row.try_get(5).map_err(failed)?);
     let (fsync, commit, standbys) = (text(2)?, text(3)?, text(4)?);
+    target.note_commit_setting(&commit);
     let weak =
-        |setting, value| Err(PostgresOpenError::WeakDurability { place: place.shown(), setting, value });
-    match place.options.accept_weak_durability {
+        |setting, value| Err(PostgresOpenError::WeakDurability { place: target.shown(), setting, value });
+    match target.options.accept_weak_durability {
         true => Ok(()),
         false if is_weak_fsync(&fsync) => weak("fsync", fsync),
         false if is_weak_commit(&commit, &standbys) => weak("synchronous_commit", commit),
@@ -141,43 +155,52 @@ pub(super) async fn check(place: &Place, connection: &Connection) -> Result<(), 
     }
 }
 
-/// Whether a commit may be lost with this `fsync`.
+/// Returns whether a commit may be lost with this `fsync`.
 pub(super) fn is_weak_fsync(fsync: &str) -> bool {
     fsync != "on"
 }
 
-/// Whether a commit may be lost with this `synchronous_commit`, with these `synchronous_standby_names`.
+/// Returns whether a commit may be lost with this `synchronous_commit` and these `synchronous_standby_names`.
 pub(super) fn is_weak_commit(commit: &str, standbys: &str) -> bool {
     match commit {
         "off" => true,
-        // Without synchronous standbys both are as good as `on`; with them a failover may lose what was answered.
+        // Without synchronous standbys both are as good as `on`; with them a failover may lose reported commits.
         "local" | "remote_write" => !standbys.is_empty(),
         _ => false,
     }
 }
 
-/// Makes or upgrades the tables, or finds them as they should be.
-pub(super) async fn prepare(place: &Place) -> Result<(), PostgresOpenError> {
-    let connection = place.connect().await?;
-    let (found, known) = (migrate::applied(place, &connection).await?, migrate::KNOWN);
-    if found == known {
-        return Ok(());
+/// Creates or upgrades the tables where the options allow it, and looks for a pooler that mixes up prepared statements.
+pub(super) async fn prepare(target: &Target) -> Result<(), PostgresOpenError> {
+    let connection = target.connect().await?;
+    let applied = migrate::applied(target, &connection).await?;
+    let (found, known) = (applied.step, migrate::KNOWN);
+    if !applied.is_usable() {
+        let may_change = if found == 0 { target.options.migrate } else { target.options.upgrade };
+        if !may_change {
+            return Err(PostgresOpenError::NotMigrated { place: target.shown(), found, known });
+        }
+        migrate::run(target, &connection).await?;
     }
-    if !place.options.migrate {
-        return Err(PostgresOpenError::NotMigrated { place: place.shown(), found, known });
+    if target.options.prepare {
+        let pooler = checkup::pooler(target, &connection).await;
+        if pooler.map_err(|error| failed(target, error))? == Pooler::MixesStatements {
+            tracing::warn!("a pooler mixes up prepared statements: they are not used (set `prepare=false`)");
+            target.prepares.store(false, Ordering::SeqCst);
+        }
     }
-    migrate::run(place, &connection).await
+    Ok(())
 }
 
-/// The step that the tables are at; zero if there are none.
-pub(super) async fn schema(place: &Place) -> Result<u32, PostgresOpenError> {
-    let connection = place.connect().await?;
-    migrate::applied(place, &connection).await
+/// Returns the step of the schema; zero if there is none.
+pub(super) async fn schema(target: &Target) -> Result<u32, PostgresOpenError> {
+    let connection = target.connect().await?;
+    migrate::applied(target, &connection).await.map(|applied| applied.step)
 }
 
-/// Why no connection came about.
-pub(super) fn unreachable(place: &Place, error: Error) -> PostgresOpenError {
-    let shown = place.shown();
+/// Returns the error for a connection that failed.
+pub(super) fn unreachable(target: &Target, error: Error) -> PostgresOpenError {
+    let shown = target.shown();
     let refused = [
         SqlState::INVALID_PASSWORD,
         SqlState::INVALID_AUTHORIZATION_SPECIFICATION,
@@ -192,13 +215,13 @@ pub(super) fn unreachable(place: &Place, error: Error) -> PostgresOpenError {
     }
 }
 
-/// A failure that has no variant of its own.
-pub(super) fn failed(place: &Place, error: Error) -> PostgresOpenError {
+/// Returns the error for a statement that failed while opening.
+pub(super) fn failed(target: &Target, error: Error) -> PostgresOpenError {
     if error.is_closed() || super::failure::reach(&error) == super::failure::Reach::Moment {
-        return unreachable(place, error);
+        return unreachable(target, error);
     }
-    PostgresOpenError::Failed { place: place.shown(), source: error.into() }
+    PostgresOpenError::Failed { place: target.shown(), source: error.into() }
 }
 
-/// The oldest version that its makers still mend.
+/// The oldest major version that the PostgreSQL project still maintains.
 pub(super) const VERSION_MIN: i64 = 14;

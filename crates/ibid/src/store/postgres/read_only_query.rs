@@ -2,18 +2,18 @@
 
 use tokio_postgres::{Error, SimpleQueryMessage};
 
-use super::connect::Place;
+use super::target::Target;
 use super::{PostgresOpenError, open};
 use crate::store::read_only_query::{ReadOnlyQueryError, RowCallback};
 
 /// Passes each row of `sql` to `on_row` and returns the column names.
 pub(super) async fn read(
-    place: &Place,
+    target: &Target,
     sql: &str,
     on_row: RowCallback<'_>,
 ) -> Result<Vec<String>, ReadOnlyQueryError<PostgresOpenError>> {
-    let dialled = place.dial().await;
-    let connection = dialled.map_err(|error| ReadOnlyQueryError::Open(open::unreachable(place, error)))?;
+    let dialled = target.dial().await;
+    let connection = dialled.map_err(|error| ReadOnlyQueryError::Open(open::unreachable(target, error)))?;
     connection.run(include_str!("sql/rows_begin.sql")).await.map_err(failed)?;
     // Not as a simple query: that would take several statements, and one of them could end the transaction.
     let declare = format!("{}{sql}", include_str!("sql/rows_declare.sql"));

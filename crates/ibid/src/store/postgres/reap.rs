@@ -1,53 +1,54 @@
-//! The reaper's steps: one statement each unless a row is in the way, on the clock and the rows of the server.
+//! Steps of the reaper: one statement each unless a row stays, by the server's clock.
 
 use std::time::{Duration, Instant};
 
 use ibid_core::reap::{ReapCount, ReapStep, ReapTarget};
-use ibid_core::record::{Flags, RecordDetails};
-use ibid_core::store::StoreError;
+use ibid_core::row::micros;
+use ibid_core::store::{Cursor, StoreError};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Error, Row};
 
-use super::PostgresStore;
-use super::ask::get;
-use super::columns;
-use super::connect::Param;
+use super::StoreCore;
+use super::connection::Param;
 use super::failure::{self, Reach};
+use super::read::get;
+use super::row::SqlId;
 
-impl PostgresStore {
+impl StoreCore {
     pub(super) async fn reap_step(
         &self,
-        course: ReapTarget,
-        from: i64,
+        target: ReapTarget,
+        after: Option<Cursor>,
         limit: u32,
     ) -> Result<ReapStep, StoreError> {
         if limit == 0 {
             return Ok(ReapStep::default());
         }
+        let from = after.and_then(|cursor| cursor.as_i64()).unwrap_or(i64::MIN);
         let limit = i64::from(limit.min(STEP_MAX));
         let started = Instant::now();
-        let reaped = match course {
+        let step = match target {
             ReapTarget::Records => self.reap_records(from, limit).await?,
             ReapTarget::Effects { keep } => {
-                self.reap_places(include_str!("sql/reap_effects.sql"), from, keep, limit).await?
+                self.reap_in_order(include_str!("sql/reap_effects.sql"), from, keep, limit).await?
             }
             ReapTarget::History { keep } => {
-                self.reap_places(include_str!("sql/reap_history.sql"), from, keep, limit).await?
+                self.reap_in_order(include_str!("sql/reap_history.sql"), from, keep, limit).await?
             }
-            // The server's own vacuum makes room for others.
+            ReapTarget::Policies => self.reap_policies(from, limit).await?,
+            // The server's own vacuum makes room.
             ReapTarget::Room => ReapStep::default(),
         };
-        Ok(ReapStep { took: started.elapsed(), ..reaped })
+        Ok(ReapStep { took: started.elapsed(), ..step })
     }
 
-    /// One statement; unless a row of the application refers to a record and forbids that it goes. That is the
-    /// application's right, and no reason to keep the others: then parts of the step are tried, down to one record,
-    /// which is passed over as it is.
+    /// Reaps records with one statement. If a row of the application refers to a record and forbids its deletion, or is locked,
+    /// only that record stays: parts of the step are tried, down to one record, which is skipped.
     async fn reap_records(&self, from: i64, limit: i64) -> Result<ReapStep, StoreError> {
-        let (mut reaped, mut held) = (ReapStep::default(), Vec::<Vec<u8>>::new());
-        // `suspects`: one of so many that come next is held. `stride`: how many to try while nothing is known of them.
+        let (mut reaped, mut held) = (ReapStep::default(), Vec::<SqlId>::new());
+        // `suspects`: among so many next records one is held. `stride`: how many to try while nothing is known of them.
         let (mut at, mut left, mut stride, mut suspects) = (from, limit, limit, 0);
-        // Of the held ones, those at `at`.
+        // Number of held records at the instant `at`.
         let mut held_here = 0;
         // A step that began at an instant does not end there while others may come after those that are held.
         while left > 0 && held.len() < if at == from { HELD_AT_ONCE_MAX } else { HELD_MAX } {
@@ -56,6 +57,7 @@ impl PostgresStore {
                 Ok(done) => {
                     reaped.stripped += done.stripped;
                     reaped.removed += done.removed;
+                    reaped.behind = reaped.behind.max(done.behind);
                     let last = done.last.unwrap_or(at);
                     held_here = if last == at { held_here } else { 0 };
                     at = last;
@@ -66,59 +68,58 @@ impl PostgresStore {
                     suspects = (suspects - done.looked).max(0);
                     stride *= 2;
                 }
-                Err(error) if !is_of_one(&error) => return Err(error),
+                Err(error) if !is_of_one_row(&error) => return Err(error),
                 Err(_) if part > 1 => suspects = part,
                 Err(error) => {
                     let Some((id, its)) = self.reap_first(at, &held).await? else { return Ok(reaped) };
                     tracing::debug!(
                         error = &error as &dyn std::error::Error,
-                        "a record that is past its time is held"
+                        "a record past its time stays: a row of the application refers to it"
                     );
                     held.push(id);
                     reaped.held += 1;
                     held_here = if its == at { held_here + 1 } else { 1 };
                     at = its;
-                    // Where one is held its neighbours often are: rather a few small steps than half a table in vain.
+                    // Neighbours of a held record are often held, too: a few small steps cost less than large ones in vain.
                     (stride, suspects) = (1, 0);
                 }
             }
         }
-        // Those that are left at the last instant come first in the next step, and are counted there; unless all of this one
-        // are held, for then it would never get past them. Of the others each has moved, if only to a later place.
+        // Held records at the last instant come first in the next step and are counted there, unless all records of this step
+        // are held: then it would never get past them.
         let stuck = at == from && left == limit;
         if !stuck {
             reaped.held -= held_here;
         }
-        reaped.next = Some(at.saturating_add(i64::from(stuck)));
+        reaped.next = Some(Cursor::of_i64(at.saturating_add(i64::from(stuck))));
         Ok(reaped)
     }
 
-    async fn reap_part(&self, from: i64, limit: i64, held: &[Vec<u8>]) -> Result<Part, StoreError> {
-        let note = RecordDetails::default().to_bytes();
-        let params: [Param<'_>; 5] = [
-            (&from, Type::INT8),
-            (&limit, Type::INT8),
-            (&note, Type::BYTEA),
-            (&DEAD_LETTER, Type::INT8),
-            (&held, Type::BYTEA_ARRAY),
-        ];
+    async fn reap_part(&self, from: i64, limit: i64, held: &[SqlId]) -> Result<Part, StoreError> {
+        let params: [Param<'_>; 3] =
+            [(&from, Type::INT8), (&limit, Type::INT8), (&held, Type::UUID_ARRAY)];
         let rows = self.ask_hot(OP, include_str!("sql/reap_records.sql"), &params).await?;
         let Some(row) = rows.first() else { return Ok(Part::default()) };
-        let (stripped, removed) = (count(row, 0)?, count(row, 1)?);
-        Ok(Part { stripped, removed, last: get(OP, row, 2)?, looked: get(OP, row, 3)? })
+        let behind: Option<i64> = get(OP, row, 4)?;
+        Ok(Part {
+            stripped: count(row, 0)?,
+            removed: count(row, 1)?,
+            last: get(OP, row, 2)?,
+            looked: get(OP, row, 3)?,
+            behind: behind.and_then(|behind| u64::try_from(behind).ok()).map(Duration::from_micros),
+        })
     }
 
-    /// What the next part comes to first. Should that be another by now than the one that was in the way, it waits for
-    /// the next round, and the one in the way is met again.
-    async fn reap_first(&self, from: i64, held: &[Vec<u8>]) -> Result<Option<(Vec<u8>, i64)>, StoreError> {
-        let params: [Param<'_>; 3] =
-            [(&from, Type::INT8), (&held, Type::BYTEA_ARRAY), (&DEAD_LETTER, Type::INT8)];
+    /// Returns the record that the next part comes to first. If that is another one by now than the one that failed, it waits
+    /// for the next round, and the one that failed is met again.
+    async fn reap_first(&self, from: i64, held: &[SqlId]) -> Result<Option<(SqlId, i64)>, StoreError> {
+        let params: [Param<'_>; 2] = [(&from, Type::INT8), (&held, Type::UUID_ARRAY)];
         let rows = self.ask_hot(OP, include_str!("sql/reap_first.sql"), &params).await?;
         rows.first().map(|row| Ok((get(OP, row, 0)?, get(OP, row, 1)?))).transpose()
     }
 
-    /// A step along places, which are in the order of time.
-    async fn reap_places(
+    /// Takes one step over rows whose numbers are in the order of time.
+    async fn reap_in_order(
         &self,
         sql: &'static str,
         from: i64,
@@ -130,65 +131,66 @@ impl PostgresStore {
         let rows = self.ask_hot(OP, sql, &params).await?;
         let Some(row) = rows.first() else { return Ok(ReapStep::default()) };
         let (last, looked): (Option<i64>, i64) = (get(OP, row, 1)?, get(OP, row, 2)?);
-        let old: Option<bool> = get(OP, row, 3)?;
-        let next = last.filter(|_| looked == limit && old == Some(true));
+        let is_old: Option<bool> = get(OP, row, 3)?;
+        let next = last.filter(|_| looked == limit && is_old == Some(true)).map(Cursor::of_i64);
         Ok(ReapStep { removed: count(row, 0)?, next, ..ReapStep::default() })
     }
 
-    pub(super) async fn count_ripe(&self, course: ReapTarget) -> Result<ReapCount, StoreError> {
-        let rows = match course {
-            ReapTarget::Records => {
-                self.ask(OP, include_str!("sql/ripe_records.sql"), &[(&DEAD_LETTER, Type::INT8)]).await?
-            }
-            ReapTarget::Effects { keep } => {
-                self.ask(OP, include_str!("sql/ripe_effects.sql"), &[(&micros(keep), Type::INT8)]).await?
-            }
-            ReapTarget::History { keep } => {
-                self.ask(OP, include_str!("sql/ripe_history.sql"), &[(&micros(keep), Type::INT8)]).await?
-            }
+    async fn reap_policies(&self, from: i64, limit: i64) -> Result<ReapStep, StoreError> {
+        let params: [Param<'_>; 2] = [(&from, Type::INT8), (&limit, Type::INT8)];
+        let rows = self.ask_hot(OP, include_str!("sql/reap_policies.sql"), &params).await?;
+        let Some(row) = rows.first() else { return Ok(ReapStep::default()) };
+        let (last, looked): (Option<i64>, i64) = (get(OP, row, 1)?, get(OP, row, 2)?);
+        let next = last.filter(|_| looked == limit).map(Cursor::of_i64);
+        Ok(ReapStep { removed: count(row, 0)?, next, ..ReapStep::default() })
+    }
+
+    pub(super) async fn count_reap_target(&self, target: ReapTarget) -> Result<ReapCount, StoreError> {
+        let (sql, keep) = match target {
+            ReapTarget::Records => (include_str!("sql/count_reapable_records.sql"), None),
+            ReapTarget::Effects { keep } => (include_str!("sql/count_reapable_effects.sql"), Some(keep)),
+            ReapTarget::History { keep } => (include_str!("sql/count_reapable_history.sql"), Some(keep)),
+            ReapTarget::Policies => (include_str!("sql/count_reapable_policies.sql"), None),
             ReapTarget::Room => return Ok(ReapCount::default()),
         };
+        let keep = keep.map(micros);
+        let params: &[Param<'_>] = if keep.is_some() { &[(&keep, Type::INT8)] } else { &[] };
+        let rows = self.ask_slow(OP, sql, params).await?;
         let Some(row) = rows.first() else { return Ok(ReapCount::default()) };
         Ok(ReapCount { strip: count(row, 0)?, remove: count(row, 1)? })
     }
 }
 
-/// What a part of a step over records came to.
+/// The result of a part of a step over records.
 #[derive(Default)]
 struct Part {
     stripped: u64,
     removed: u64,
     last: Option<i64>,
     looked: i64,
+    behind: Option<Duration>,
 }
 
-/// Whether it failed for one of its rows, and others may go.
-fn is_of_one(error: &StoreError) -> bool {
+/// Returns whether it failed because of one of its rows, so that others may go. That a row of the application is locked counts,
+/// too: the foreign key has to look at it.
+fn is_of_one_row(error: &StoreError) -> bool {
     let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<Error>());
-    source.is_some_and(|error| failure::reach(error) == Reach::One)
+    source.is_some_and(|error| matches!(failure::reach(error), Reach::One | Reach::Contended))
 }
 
 fn count(row: &Row, column: usize) -> Result<u64, StoreError> {
     Ok(get::<i64>(OP, row, column)?.cast_unsigned())
 }
 
-/// Longer than there was time is for ever: then nothing is old enough.
-fn micros(keep: Duration) -> i64 {
-    columns::micros(keep).min(columns::INTERVAL_MAX)
-}
-
 const OP: &str = "reap";
-
-/// What a person must look at stays until one did.
-const DEAD_LETTER: i64 = Flags::DEAD_LETTER as i64;
 
 /// Rows in one statement at most, whatever is asked: some tens of milliseconds, and far below the time for which others
 /// wait for a lock.
 const STEP_MAX: u32 = 2000;
 
-/// Held records that one step passes over: each costs two round trips, and the next step goes on behind them.
+/// Held records that one step skips: each costs two round trips, and the next step continues behind them.
 const HELD_MAX: usize = 32;
 
-/// The same among records of one instant, which only a step that passes all of them over gets behind. What was written
-/// together shares an instant, and that is a few hundred at most.
+/// Held records of one instant that one step skips, because only a step that skips all of them gets past them. Records that
+/// were written together share an instant, and those are a few hundred at most.
 const HELD_AT_ONCE_MAX: usize = 1000;

@@ -232,9 +232,8 @@ impl SqliteStore {
         must_last: bool,
         work: impl FnOnce(&Connection, Timestamp) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let job = |reply| {
-            Job::Chore(Box::new(ChoreJob { must_last, work: Some(work), outcome: None, reply }))
-        };
+        let job =
+            |reply| Job::Chore(Box::new(ChoreJob { must_last, work: Some(work), outcome: None, reply }));
         self.write(op, job).await
     }
 

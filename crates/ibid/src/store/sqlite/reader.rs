@@ -88,10 +88,8 @@ pub(super) struct Answering(pub(super) Arc<Questions>);
 
 impl Drop for Answering {
     fn drop(&mut self) {
-        let left = std::mem::replace(
-            &mut *self.0.lock(),
-            Waiting { is_closed: true, questions: VecDeque::new() },
-        );
+        let left =
+            std::mem::replace(&mut *self.0.lock(), Waiting { is_closed: true, questions: VecDeque::new() });
         // Dropping a question drops its reply, which its caller sees. Not under the lock, because a caller may come back.
         drop(left);
     }

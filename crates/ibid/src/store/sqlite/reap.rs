@@ -146,7 +146,9 @@ fn leave_range(connection: &Connection, first: i64, last: i64) -> rusqlite::Resu
             let mut move_on = connection.prepare_cached(include_str!("sql/reap_range_move.sql"))?;
             move_on.execute([first, at, rows]).map(drop)
         }
-        None => connection.prepare_cached(include_str!("sql/reap_range_drop.sql"))?.execute([first]).map(drop),
+        None => {
+            connection.prepare_cached(include_str!("sql/reap_range_drop.sql"))?.execute([first]).map(drop)
+        }
     }
 }
 

@@ -182,7 +182,10 @@ impl Writer {
             return Ok(());
         };
         if self.is_flushing != is_flushing {
-            run(connection, if is_flushing { "pragma synchronous = full" } else { "pragma synchronous = normal" })?;
+            run(
+                connection,
+                if is_flushing { "pragma synchronous = full" } else { "pragma synchronous = normal" },
+            )?;
             self.is_flushing = is_flushing;
         }
         Ok(())

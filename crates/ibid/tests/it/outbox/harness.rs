@@ -152,7 +152,7 @@ impl World {
     }
 
     pub(super) async fn record(&self, key: &str) -> Arc<Record> {
-        self.ibid.store().load(vec![self.ask(key).id]).await.unwrap().remove(0).unwrap().record
+        self.ibid.store().load(self.ask(key).id).await.unwrap().unwrap().record
     }
 
     pub(super) async fn tx(&self) -> RusqliteTx<'static> {

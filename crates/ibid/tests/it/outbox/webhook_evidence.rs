@@ -71,7 +71,15 @@ async fn an_unknown_effect_is_settled_by_its_downstream_key<D: Database + Clone 
     assert_eq!(psp.calls(), 1, "nothing was called again");
     assert_eq!(apply_evidence_once(&site.ibid).await.unwrap(), 0);
     assert!(
-        site.ibid.store().open_evidence(EvidenceQuery::Of(at.id()), 10).await.unwrap().is_empty(),
+        site.ibid
+            .store()
+            .evidence()
+            .unwrap()
+            .open_evidence(EvidenceQuery::Of(at.id()), None, 10)
+            .await
+            .unwrap()
+            .items
+            .is_empty(),
         "it is used up"
     );
 }
@@ -378,7 +386,15 @@ async fn a_worker_that_has_the_answer_is_not_disturbed<D: Database + Clone + 'st
     assert_eq!(site.lines().await, ["done: answer"], "its own result counts");
     assert_eq!(apply_evidence_once(&site.ibid).await.unwrap(), 0);
     assert!(
-        site.ibid.store().open_evidence(EvidenceQuery::Of(at.id()), 10).await.unwrap().is_empty(),
+        site.ibid
+            .store()
+            .evidence()
+            .unwrap()
+            .open_evidence(EvidenceQuery::Of(at.id()), None, 10)
+            .await
+            .unwrap()
+            .items
+            .is_empty(),
         "it is of no more use"
     );
     assert!(site.history("k", HistoryKind::LateAnswer).await.is_empty(), "they say the same");
@@ -414,7 +430,7 @@ async fn upkeep_applies_evidence_that_a_crash_left_unused<D: Database + Clone + 
     let about = EvidenceSubject::Effect(site.by_key().await);
     let what = executed_observation(201, "ch_9");
     let evidence = Evidence { name: name("evt_1"), about, owner: None, what, age: Duration::ZERO };
-    site.ibid.store().insert_evidence(evidence, Duration::from_secs(3600)).await.unwrap();
+    site.ibid.store().evidence().unwrap().insert_evidence(evidence, Duration::from_secs(3600)).await.unwrap();
     let after = site.another_process().await;
     let _worker = after.worker(&psp);
     assert_eq!(apply_evidence_once(&after.ibid).await.unwrap(), 1);

@@ -5,9 +5,17 @@ use ibid_core::policy::Policy;
 use ibid_core::reap::ReapTarget;
 use ibid_core::record::Nonce;
 use ibid_core::scope::RecordId;
-use ibid_testkit::contract::{SHORT, answering, fresh_under, put, reap_all};
+use ibid_testkit::contract::{SHORT, answering, fresh_under, load_all, put, reap_all};
 
 use super::*;
+
+/// A response that is too large for its row.
+const LARGE: &[u8] = &[b'x'; 3000];
+
+/// A finish with a response that is stored apart from its row.
+fn finish(record: &Record) -> Change {
+    finished(record, LARGE)
+}
 
 fn count_bodies(server: &Postgres, database: &str) -> String {
     server.sql(database, "select count(*) from ibid_body")
@@ -33,9 +41,7 @@ async fn another_generation_leaves_nothing_of_the_one_before_it() {
     let begins: Vec<Change> = (0..20).map(|_| begin()).collect();
     commit_all(&*store, begins.clone()).await;
     let records = async || {
-        let ids = begins.iter().map(|begin| begin.id).collect();
-        let loaded = store.load(ids).await.expect("a load succeeds");
-        loaded.into_iter().map(|stored| stored.expect("it exists")).collect::<Vec<_>>()
+        load_all(&*store, begins.iter().map(|begin| begin.id)).await
     };
     let finishes = records().await.iter().map(|stored| finish(&stored.record)).collect();
     commit_all(&*store, finishes).await;
@@ -46,7 +52,7 @@ async fn another_generation_leaves_nothing_of_the_one_before_it() {
     commit_all(&*store, news.map(|(stored, clears)| next_generation(&stored.record, clears)).collect()).await;
     assert_eq!(count_bodies(&server, &database), "10");
     for (place, stored) in records().await.into_iter().enumerate() {
-        assert_eq!(stored.answer.is_some(), place >= 10, "only of those");
+        assert_eq!(stored.response.is_some(), place >= 10, "only of those");
     }
     let finishes = records().await[..10].iter().map(|stored| finish(&stored.record)).collect();
     commit_all(&*store, finishes).await;
@@ -61,9 +67,9 @@ async fn a_replaced_body_is_stored_once() {
     let store = open(&server, &database).await;
     let running = put(&*store, &begin()).await.record;
     let done = put(&*store, &finish(&running)).await.record;
-    let mut other = answering(replace(&done, draft(&name_of(&done), State::Completed)), b"another");
+    let mut other = answering(replace(&done, draft(&name_of(&done), State::Completed)), LARGE);
     other.clears_bodies = true;
-    assert_eq!(put(&*store, &other).await.answer.as_deref(), Some(&b"another"[..]));
+    assert_eq!(put(&*store, &other).await.body(), Some(LARGE));
     assert_eq!(count_bodies(&server, &database), "1");
 }
 
@@ -92,9 +98,10 @@ async fn the_reaper_removes_only_the_bodies_of_reaped_records() {
     assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 10);
     assert_eq!(count_bodies(&server, &database), "10");
     for record in records.iter().skip(1).step_by(2) {
-        assert!(load(&*store, record.id).await.expect("it stays").answer.is_some());
+        assert!(load(&*store, record.id).await.expect("it stays").response.is_some());
     }
-    assert_eq!(store.bodies(records[1].id, Nonce(!records[1].birth.0)).await.expect("an answer"), []);
+    let bodies = store.bodies().expect("it has bodies");
+    assert_eq!(bodies.bodies(records[1].id, Nonce(!records[1].birth.0)).await.expect("an answer"), []);
 }
 
 /// Between the reaper's read of a row and its lock on it, the row is finished and becomes removable. The reaper's
@@ -112,14 +119,14 @@ async fn a_record_that_changes_under_the_reaper_is_left_alone() {
             second = put(&*store, &finish(&second)).await.record;
         }
         let at =
-            |id: RecordId, at: i64| format!("update ibid_record set reap_at = {at} where id = '\\x{id}'");
+            |id: RecordId, at: i64| format!("update ibid_record set reap_at = {at} where id = '{id}'");
         // The reaper reaches the first row, which still has an open effect, and the server waits for our lock when it reads
         // that. By then the reaper knows only the old version of the second row.
         let hold = format!(
             "{}; {};
              insert into ibid_effect (birth, nonce, lease_us, created_at, count, tries, state, open, owes, record,
                                       name, kind, downstream_key, rules, tenant, payload)
-             values (1, 1, 0, 0, 1, 0, 1, true, false, '\\x{}', 'mail', 'http', 'd', '', 'shop', '');
+             values (1, 1, 0, 0, 1, 0, 1, true, false, '{}', 'mail', 'http', 'd', '', 'shop', '');
              create function hold() returns boolean language plpgsql set lock_timeout = 0 as
                $$ begin perform pg_advisory_xact_lock_shared(7); return true; end $$;
              alter table ibid_effect rename to ibid_effect_rows;
@@ -133,7 +140,7 @@ async fn a_record_that_changes_under_the_reaper_is_left_alone() {
         holder.batch_execute("select pg_advisory_lock(7)").await.expect("a lock");
         let reaper = tokio::spawn({
             let store = store.clone();
-            async move { store.reap(ReapTarget::Records, 0, 100).await.expect("it reaps") }
+            async move { store.reap(ReapTarget::Records, None, 100).await.expect("it reaps") }
         });
         let waits = "select count(*) from pg_stat_activity
                      where wait_event = 'advisory' and datname = current_database()";

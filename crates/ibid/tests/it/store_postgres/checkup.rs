@@ -39,11 +39,11 @@ async fn a_look_makes_nothing_and_tells_how_far_the_schema_is() {
     let cases = OpenCases { unknown: 1, dead_letters: 1, ..OpenCases::default() };
     assert_eq!(report.open_cases, Some(cases));
 
-    server.sql(&database, &format!("insert into ibid_migration values ({}, '')", known + 1));
+    server.sql(&database, &format!("insert into ibid_schema_step values ({0}, '', {0})", known + 1));
     assert_eq!(checkup(&url).await.schema, Schema::Step { found: known + 1, known });
     server.sql(
         &database,
-        "delete from ibid_migration where digest = ''; update ibid_migration set digest = '\\x00'",
+        "delete from ibid_schema_step where digest = ''; update ibid_schema_step set digest = '\\x00'",
     );
     assert_eq!(checkup(&url).await.schema, Schema::Altered { number: 1 });
 }

@@ -21,13 +21,14 @@ async fn two_processes_racing_on_a_key_have_one_winner() {
         assert!(rounds <= ROUNDS_MAX, "they never met");
         one_round(&stores).await;
     }
-    // After a conflict a store avoids the hot path for sixteen batches. A round has ten batches of begins, one of finishes.
+    // The server names one rival at a time, and a flight is sent at most eight times.
     let batches = rounds * (KEYS / BATCH + 1);
-    assert!(rivals() <= 2 * batches.div_ceil(17), "{} flights of {batches} batches failed", rivals());
+    assert!(rivals() <= 2 * 8 * batches, "{} flights of {batches} batches failed", rivals());
     let counts = "select count(*), count(*) filter (where state = 3) from ibid_record";
     let all = rounds * KEYS;
     assert_eq!(server.sql(&database, counts), format!("{all}|{all}"), "each was begun and finished once");
-    assert_eq!(server.sql(&database, "select count(*) from ibid_body"), all.to_string());
+    let responses = "select count(*) from ibid_record where body is not null";
+    assert_eq!(server.sql(&database, responses), all.to_string());
 }
 
 /// Both stores begin the same names, and each finishes the records that it won.
@@ -79,7 +80,7 @@ async fn one_round(stores: &[Arc<PostgresStore>; 2]) {
 const KEYS: usize = 500;
 const BATCH: usize = 50;
 
-/// In the third round the stores use the hot path again.
+/// Several rounds, because a store has to continue on the hot path after a collision.
 const ROUNDS_MIN: usize = 3;
 
 /// Ten batches start together in each round: that none of them collides is practically impossible.

@@ -12,8 +12,8 @@ use super::*;
 
 /// Returns the due records, in the store's order.
 async fn due(store: &PostgresStore) -> Vec<RecordId> {
-    let records = store.due(State::InProgress, 100_000).await.expect("due is answered");
-    records.into_iter().map(|stored| stored.record.id).collect()
+    let page = store.due(State::InProgress, None, 100_000).await.expect("due is answered");
+    page.items.into_iter().map(|stored| stored.record.id).collect()
 }
 
 /// Begins records one after the other, and makes their leases lapse.
@@ -48,8 +48,8 @@ async fn a_locked_lapsed_record_is_found_once_unlocked() {
     let hold = async |id: &RecordId| {
         let stranger = stranger(&server, &database).await;
         stranger.batch_execute("begin").await.expect("a transaction");
-        let lock = "select from ibid_record where id = $1 for update";
-        stranger.execute(lock, &[&&id.as_bytes()[..]]).await.expect("the row is held");
+        let lock = format!("select from ibid_record where id = '{id}' for update");
+        stranger.execute(&lock, &[]).await.expect("the row is held");
         stranger
     };
     let [leaves, finishes] = [hold(&ids[0]).await, hold(&ids[1]).await];
@@ -59,8 +59,9 @@ async fn a_locked_lapsed_record_is_found_once_unlocked() {
         assert_eq!(due(&store).await, ids[2..], "the others are found");
         assert_eq!(late(), "2", "those two are remembered");
     }
-    let finish = "update ibid_record set state = 3, count = 2, due_at = null where id = $1";
-    finishes.execute(finish, &[&&ids[1].as_bytes()[..]]).await.expect("it is the holder's");
+    let finish =
+        format!("update ibid_record set state = 3, count = 2, due_at = null where id = '{}'", ids[1]);
+    finishes.execute(&finish, &[]).await.expect("it is the holder's");
     finishes.batch_execute("commit").await.expect("the holder has finished");
     assert_eq!(due(&store).await, ids[2..], "what is finished is not due");
     leaves.batch_execute("rollback").await.expect("the stranger leaves");
@@ -80,10 +81,11 @@ async fn concurrent_lease_scans_do_not_wait_for_each_other() {
     for one in [&holder, &looker] {
         one.batch_execute("begin").await.expect("a transaction");
     }
-    let locked = &ids[0].as_bytes()[..];
-    holder.execute("select from ibid_record where id = $1 for update", &[&locked]).await.expect("it is held");
+    let locked = ids[0];
+    let lock = format!("select from ibid_record where id = '{locked}' for update");
+    holder.execute(&lock, &[]).await.expect("it is held");
     assert_eq!(due(&store).await, ids[1..]);
-    let deleted = looker.execute("delete from ibid_late where id = $1", &[&locked]).await;
+    let deleted = looker.execute(&format!("delete from ibid_late where id = '{locked}'"), &[]).await;
     assert_eq!(deleted.expect("as one who has found it free"), 1);
     // The other scanner's transaction stays open.
     assert_eq!(due(&store).await, ids[1..]);
@@ -139,7 +141,7 @@ async fn more_lapsed_records_than_one_step_takes_are_all_found() {
     let first = begin_lapsed(&server, &database, &store, 1).await[0];
     // Copies of it: most at one instant, more than one statement takes; some before it and some after it.
     let copies = "create temp table copy as select r.*, n from ibid_record r, generate_series(1, 7000) n;
-                  update copy set id = sha256(n::text::bytea);
+                  update copy set id = md5(n::text)::uuid;
                   update copy set due_at = due_at - 1000 + n, reap_at = reap_at - 1000 + n where n <= 500;
                   update copy set due_at = due_at + n - 6500, reap_at = reap_at + n - 6500 where n > 6500;
                   alter table copy drop column n;
@@ -162,13 +164,14 @@ async fn a_begin_committed_behind_the_cursor_is_still_found() {
     for _ in 0..3 {
         let template = begin_lapsed(&server, &database, &store, 1).await[0];
         stranger.batch_execute("begin").await.expect("a transaction");
-        let copy = "insert into ibid_record (id, count, nonce, birth, owner, attempt, lease_us, state, flags, policy, point,
-                                             created_at, ran_at, due_at, reap_at, tenant, method, path, key, note)
-                    select sha256(id), count, nonce, birth, owner, attempt, lease_us, state, flags, policy, point,
-                           created_at, ran_at, due_at, reap_at, tenant, method, path, key, note
-                    from ibid_record where id = $1 returning id, due_at";
-        let row =
-            stranger.query_one(copy, &[&&template.as_bytes()[..]]).await.expect("it is not visible yet");
+        let copy = format!(
+            "insert into ibid_record (id, birth, created_at, policy, reap_at, ran_at, flags, tenant, method, path, key,
+                                      nonce, due_at, count, state)
+             select md5(id::text)::uuid, birth, created_at, policy, reap_at, ran_at, flags, tenant, method, path, key,
+                    nonce, due_at, count, state
+             from ibid_record where id = '{template}' returning uuid_send(id), due_at"
+        );
+        let row = stranger.query_one(&copy, &[]).await.expect("it is not visible yet");
         let (id, ended): (Vec<u8>, i64) = (row.get(0), row.get(1));
         let late = RecordId::from_bytes(id.try_into().expect("an id"));
         let after = begin_lapsed(&server, &database, &store, 1).await[0];
@@ -280,7 +283,7 @@ async fn known_due_records_are_found_even_if_the_scan_fails() {
     server.sql(&database, "alter table ibid_late rename to ibid_late_away");
     assert_eq!(due(&store).await, ids);
     server.sql(&database, "delete from ibid_record");
-    store.due(State::InProgress, 10).await.expect_err("a failed scan must not say that nothing is due");
+    store.due(State::InProgress, None, 10).await.expect_err("a failed scan must not say that nothing is due");
 }
 
 /// The cursor is missing after a restore of only some tables.

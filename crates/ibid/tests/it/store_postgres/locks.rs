@@ -23,15 +23,14 @@ async fn a_batch_goes_through_but_for_one(server: &Postgres, is_fresh: bool) {
     let contended = batch[11].clone();
     let stranger = stranger(server, &database).await;
     stranger.batch_execute("begin").await.expect("a transaction");
-    let id = hex(contended.id.as_bytes());
     let row = format!(
-        "insert into ibid_record (nonce, birth, owner, count, attempt, lease_us, policy, created_at, point, state, flags,
-                                  id, tenant, method, path, key, note)
-         values (0, 0, 0, 1, 1, 0, 0, 0, 0, 3, 0, '\\x{id}', 't', 'm', 'p', 'k', '\\xa0')"
+        "insert into ibid_record (id, birth, created_at, policy, reap_at, flags, tenant, method, path, key, nonce, count, state)
+         values ('{}', 0, 0, 0, 0, 0, 't', 'm', 'p', 'k', 0, 1, 3)",
+        contended.id
     );
     stranger.batch_execute(&row).await.expect("a row that is not visible yet");
     // The other transaction stays open, so any answer at all means that the store did not wait for its end.
-    let fates = store.commit(batch.clone()).await;
+    let fates = commit_each(&store, &batch).await;
     for (change, fate) in batch.iter().zip(&fates) {
         match fate {
             Ok(Commit::Done(_)) => assert_ne!(change.id, contended.id),
@@ -65,8 +64,7 @@ async fn a_held_row_is_busy(server: &Postgres, is_fresh: bool) {
     let free = put(&*store, &lapsing(&other)).await.record;
     tokio::time::sleep(TICK).await;
     let stranger = stranger(server, &database).await;
-    let lock =
-        format!("begin; select from ibid_record where id = '\\x{}' for update", hex(locked.id.as_bytes()));
+    let lock = format!("begin; select from ibid_record where id = '{}' for update", locked.id);
     stranger.batch_execute(&lock).await.expect("the row is held");
 
     let renewed = store.renew(vec![(locked.id, locked.version)]).await.expect("a renewal succeeds");
@@ -77,7 +75,7 @@ async fn a_held_row_is_busy(server: &Postgres, is_fresh: bool) {
     };
     let mut takeovers = vec![take(&locked), take(&free)];
     takeovers.sort_by_key(|change| change.id);
-    for (change, fate) in takeovers.iter().zip(store.commit(takeovers.clone()).await) {
+    for (change, fate) in takeovers.iter().zip(commit_each(&store, &takeovers).await) {
         match fate.expect("a takeover does not wait") {
             Commit::Done(_) => assert_eq!(change.id, free.id, "what is free is taken"),
             Commit::Conflict(stands) => {
@@ -87,7 +85,7 @@ async fn a_held_row_is_busy(server: &Postgres, is_fresh: bool) {
         }
     }
     let late = Arc::new(finish(&locked));
-    let fate = store.commit(vec![late.clone()]).await.remove(0);
+    let fate = store.commit(late.clone(), None).await;
     assert!(fate.expect_err("the row is held").is_transient(), "a finish may go through later");
     stranger.batch_execute("rollback").await.expect("the stranger leaves");
     assert!(matches!(commit_patiently(&store, &late).await, Commit::Done(_)), "the way is free");
@@ -107,7 +105,7 @@ async fn a_change_that_can_not_be_stored_fails_alone() {
     draft.identity = Arc::new(Identity { operation, ..Identity::clone(&draft.identity) });
     let batch: Vec<Arc<Change>> = batch.into_iter().map(Arc::new).collect();
     let unfit = [5, 11];
-    for (place, fate) in store.commit(batch.clone()).await.into_iter().enumerate() {
+    for (place, fate) in commit_each(&store, &batch).await.into_iter().enumerate() {
         match fate {
             Ok(Commit::Done(_)) => assert!(!unfit.contains(&place)),
             Err(error) if unfit.contains(&place) => assert!(!error.is_transient(), "no repetition mends it"),
@@ -144,8 +142,4 @@ async fn a_deadlock_or_a_failed_serialization_is_tried_again() {
 /// A begin under a fresh name, on the hot path or off it.
 fn either_begin(is_fresh: bool) -> Change {
     if is_fresh { begin() } else { other_begin(&TestRecord::fresh()) }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -17,7 +17,7 @@ fn catalog(server: &Postgres, database: &str) -> String {
                        where conname like 'ibid%' order by conname";
     let indices =
         "select indexname, indexdef from pg_indexes where indexname like 'ibid%' order by indexname";
-    let steps = "select * from ibid_migration order by number";
+    let steps = "select * from ibid_schema_step order by number";
     [columns, constraints, indices, steps].map(|sql| server.sql(database, sql)).join("\n")
 }
 
@@ -48,7 +48,7 @@ async fn every_table_can_be_published() {
     server.sql(&database, "create publication everything for all tables");
     let running = put(&*store, &begin()).await.record;
     put(&*store, &finish(&running)).await;
-    store.due(State::InProgress, 1).await.expect("due is answered");
+    store.due(State::InProgress, None, 1).await.expect("due is answered");
     let keyless = "select c.relname from pg_class c
                    where c.relname like 'ibid%' and c.relkind = 'r'
                      and not exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary)";
@@ -83,7 +83,14 @@ async fn a_schema_that_is_not_ours_to_use_is_refused() {
     assert!(matches!(missing, PostgresOpenError::NotMigrated { found: 0, .. }), "{missing:?}");
     open(&server, &database).await;
     let newest = PostgresStore::newest_schema();
-    server.sql(&database, &format!("insert into ibid_migration values ({}, '')", newest + 1));
+    let later = |needs: u32| {
+        let step = newest + 1;
+        server.sql(&database, &format!("insert into ibid_schema_step values ({step}, '', {needs})
+                                        on conflict (number) do update set needs_at_least = {needs}"));
+    };
+    later(newest);
+    open_with(&server, &database, |options| options.migrate = false).await;
+    later(newest + 1);
     for options in [options(), no_migration()] {
         let future = refusal(&url, options).await;
         assert!(
@@ -93,10 +100,13 @@ async fn a_schema_that_is_not_ours_to_use_is_refused() {
     }
     server.sql(
         &database,
-        "delete from ibid_migration where digest = ''; update ibid_migration set digest = '\\x00'",
+        "delete from ibid_schema_step where digest = ''; update ibid_schema_step set digest = '\\x00'",
     );
     let altered = refusal(&url, options()).await;
     assert!(matches!(altered, PostgresOpenError::Altered { number: 1, .. }), "{altered:?}");
+    server.sql(&database, "create table ibid_migration (number int)");
+    let earlier = refusal(&url, options()).await;
+    assert!(matches!(earlier, PostgresOpenError::EarlierBuild { .. }), "{earlier:?}");
 }
 
 #[tokio::test]

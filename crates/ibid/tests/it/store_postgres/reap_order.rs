@@ -9,8 +9,8 @@ use super::*;
 const NOW: &str = "(extract(epoch from clock_timestamp()) * 1000000)::int8";
 
 async fn due(store: &PostgresStore, state: State) -> Vec<TestRecord> {
-    let records = store.due(state, 100).await.expect("due is answered");
-    records.iter().map(|stored| name_of(&stored.record)).collect()
+    let page = store.due(state, None, 100).await.expect("due is answered");
+    page.items.iter().map(|stored| name_of(&stored.record)).collect()
 }
 
 fn kept_for(retention: Duration) -> Change {
@@ -34,7 +34,7 @@ async fn the_reaper_defers_a_late_finish_to_its_real_expiry() {
     let stored = put(&*store, &finish(&running)).await;
     // As if the record had begun long ago.
     server.sql(&database, "update ibid_record set reap_at = 1");
-    let ripe = async || store.count_reapable(ReapTarget::Records).await.expect("it is counted");
+    let ripe = async || browse(&store).count_reapable(ReapTarget::Records).await.expect("it is counted");
     assert_eq!(ripe().await.remove, 0);
     let reaped = reap_all(&*store, ReapTarget::Records).await;
     assert_eq!((reaped.stripped, reaped.removed, reaped.held), (0, 0, 0), "nothing goes before its time");

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use ibid_core::reap::{CURSOR_START, ReapTarget};
+use ibid_core::reap::ReapTarget;
 use ibid_core::scope::RecordId;
 use ibid_core::store::RenewOutcome;
 use ibid_testkit::contract::{commit, take_over};
@@ -59,8 +59,8 @@ async fn every_reported_outcome_is_the_stored_one_under_stress() {
         };
         assert_eq!(stored.record.birth, begun.nonce, "the reported begin is the stored one");
         assert!(ended.is_stored_as(&stored), "the reported end is the stored one");
-        let answer = ended.bodies.first().map(|body| body.data.clone());
-        assert_eq!(stored.answer, answer);
+        let answer = ended.response.as_ref().map(|response| &response.body[..]);
+        assert_eq!(stored.body(), answer);
         if answer.is_some() { finished += 1 } else { taken += 1 }
     }
     assert!(finished > 0 && taken > 0, "finished {finished}, taken over {taken}");
@@ -107,7 +107,7 @@ async fn hold(
 async fn sweep(store: Arc<PostgresStore>, over: Arc<AtomicBool>) -> ReportedWrites {
     let mut reported = ReportedWrites::new();
     while !over.load(Ordering::SeqCst) {
-        for stored in store.due(State::InProgress, 20).await.expect("due is answered") {
+        for stored in contract::due(&*store, State::InProgress, 20).await {
             let record = stored.record;
             let takeover = take_over(&record, draft(&name_of(&record), State::Unknown));
             if matches!(commit(&*store, &takeover).await, Commit::Done(_)) {
@@ -121,10 +121,10 @@ async fn sweep(store: Arc<PostgresStore>, over: Arc<AtomicBool>) -> ReportedWrit
 /// Another session makes the reaper visit records that are not due yet.
 async fn reap(store: Arc<PostgresStore>, stranger: Client, over: Arc<AtomicBool>) -> ReportedWrites {
     let early = "update ibid_record set reap_at = 1
-                 where id = any (array(select id from ibid_record where get_byte(id, 0) % 4 = 0 for update skip locked))";
+                 where id = any (array(select id from ibid_record where get_byte(uuid_send(id), 0) % 4 = 0 for update skip locked))";
     while !over.load(Ordering::SeqCst) {
         stranger.execute(early, &[]).await.expect("it does not wait");
-        let reaped = store.reap(ReapTarget::Records, CURSOR_START, 50).await.expect("a reaping succeeds");
+        let reaped = store.reap(ReapTarget::Records, None, 50).await.expect("a reaping succeeds");
         assert_eq!((reaped.stripped, reaped.removed), (0, 0), "nothing is past its time");
     }
     ReportedWrites::new()

@@ -1,6 +1,6 @@
--- All that is kept beside one generation of a record.
+-- Returns the bodies of one generation of a record, without that of its response.
 select b.kind, b.data
 from ibid_record r
 join ibid_body b on b.born_at = r.created_at and b.birth = r.birth
-where r.id = $1 and r.birth = $2
+where r.id = $1::uuid and r.birth = $2::int8 and b.kind <> 1
 order by b.kind

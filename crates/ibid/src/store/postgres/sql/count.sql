@@ -1,4 +1,20 @@
--- Records by state, those among them with a flag of $1, and since when the oldest runs.
-select state, count(*), count(*) filter (where flags & $1::int8::int2 <> 0), min(coalesce(ran_at, created_at)),
-       (extract(epoch from statement_timestamp()) * 1000000)::int8 as now
-from ibid_record group by state
+-- Counts what an index has: records that are pending, retryable or unknown, and dead letters. Also returns since when the
+-- unknown record that ran longest ago waits, now, and how large the table is: bytes, rows and the share of each state by the
+-- server's statistics (null before the first analyze).
+select w.pending, w.retryable, w.unknown, w.oldest_unknown,
+       (select count(*) from ibid_record r where r.flags & 1 <> 0),
+       (extract(epoch from statement_timestamp()) * 1000000)::int8,
+       pg_relation_size('ibid_record')::int8,
+       (select nullif(c.reltuples, -1)::float8 from pg_class c where c.oid = 'ibid_record'::regclass),
+       (select s.most_common_vals::text::int8[] from pg_stats s
+         where s.schemaname = any (current_schemas(false)) and s.tablename = 'ibid_record' and s.attname = 'state' limit 1),
+       (select s.most_common_freqs::float8[] from pg_stats s
+         where s.schemaname = any (current_schemas(false)) and s.tablename = 'ibid_record' and s.attname = 'state' limit 1)
+from (
+  select count(*) filter (where r.watch_state = 1) as pending,
+         count(*) filter (where r.watch_state = 4) as retryable,
+         count(*) filter (where r.watch_state = 5) as unknown,
+         min(coalesce(r.ran_at, r.created_at)) filter (where r.watch_state = 5) as oldest_unknown
+  from ibid_record r
+  where r.watch_state in (1, 4, 5) and r.watch_at is not null
+) w

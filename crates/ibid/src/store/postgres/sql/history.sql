@@ -1,2 +1,2 @@
--- What happened to one record, oldest first.
-select at, what, detail from ibid_event where id = $1 order by seq
+-- Returns the history of one record, oldest first.
+select at, what, detail from ibid_event where id = $1::uuid order by seq

@@ -1,2 +1,2 @@
--- Sets of rules by their numbers.
+-- Returns policies by their numbers.
 select digest, data from ibid_policy where digest = any ($1::int8[])

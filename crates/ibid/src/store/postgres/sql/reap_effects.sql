@@ -7,9 +7,9 @@ with looked as materialized (
                <= (extract(epoch from statement_timestamp()) * 1000000)::int8 - $2::int8
            and (select true from ibid_record r where r.id = e.record and r.birth = e.birth limit 1) is null as goes
   from ibid_effect e
-  where e.seq > $1
+  where e.seq > $1::int8
   order by e.seq
-  limit $3
+  limit $3::int8
 ),
 removed as (
   delete from ibid_effect e where e.seq = any (array(select seq from looked where goes)) and not e.open

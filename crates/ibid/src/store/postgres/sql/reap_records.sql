@@ -1,65 +1,69 @@
--- One step of the reaper over records, from the instant $1 on, oldest first: what is past `purge_at` goes, what is only
--- past `expires_at` becomes a tombstone with the empty note $3; of both the bodies go. A row that somebody holds waits
--- for the next time, one that still has a call to the outside to make waits for that, and one with a flag of $4 for a
--- person. Those of $5 are passed over. A strip is a write like any other: whoever read the row before comes too late.
+-- Takes one step of the reaper over records, from the instant $1 on, oldest first. A record past purge_at is deleted; one that is
+-- only past expires_at becomes a tombstone; both lose their bodies. A locked row waits for the next round, a record with an open
+-- effect for its effect, and a dead letter for an operator. Records of $3 are skipped. Returns how many became tombstones, how
+-- many were deleted, the last instant, how many were visited, and how long ago the first of them could have been reaped.
 --
--- What somebody wrote since this statement began is not seen here, so a row that changed meanwhile waits for the next time, too:
--- what was kept beside it would stay for ever.
+-- A strip counts as a write, so a writer that read the row before loses.
 --
--- `reap_at` was set when the row was begun. One that was finished later than that has a later place, and one that is not
--- finished is looked at again in an hour; should it not have been found by walk.sql, it is now.
+-- A row that was written after this statement began waits for the next round: the statement does not see the bodies that came
+-- with that write, so they would stay forever. That is what the comparison of nonces is for.
+--
+-- reap_at was set when the row was begun. A row that was finished later moves to its real instant, and one that is not finished
+-- moves by an hour; if the lease scan has missed it, it enters the order of due records now. A step that a crash loses is
+-- repeated, so it does not wait for the disk.
 with clock as materialized (
   select (extract(epoch from statement_timestamp()) * 1000000)::int8 as now
+  where set_config('synchronous_commit', 'off', true) is not null
 ),
-come as materialized (
+visited as materialized (
   select r.id, r.created_at, r.birth, r.reap_at as at, r.purge_at <= (select now from clock) as goes,
          r.purge_at is null
-           or case when r.bare then r.purge_at else least(r.expires_at, r.purge_at) end > (select now from clock) as early
+           or case when r.flags & 128 <> 0 then r.purge_at else least(r.expires_at, r.purge_at) end > (select now from clock) as early
   from ibid_record r
-  where r.reap_at >= $1
+  where r.reap_at >= $1::int8
     and r.reap_at <= (select now from clock)
-    and r.id <> all ($5)
+    and r.id <> all ($3::uuid[])
     and (select x.nonce from ibid_record x where x.id = r.id) = r.nonce
     and (
       r.purge_at is null
-      or case when r.bare then r.purge_at else least(r.expires_at, r.purge_at) end > (select now from clock)
-      or r.flags & $4::int8::int2 = 0
+      or case when r.flags & 128 <> 0 then r.purge_at else least(r.expires_at, r.purge_at) end > (select now from clock)
+      or r.flags & 1 = 0
       and (select true from ibid_effect e where e.record = r.id and e.open limit 1) is null
     )
   order by r.reap_at
-  limit $2
+  limit $2::int8
   for update of r skip locked
 ),
-beside as materialized (
-  select b.place
-  from (select * from come where not early) c
+stale as materialized (
+  select b.tid
+  from (select * from visited where not early) c
   cross join lateral (
-    select x.ctid as place from ibid_body x where x.born_at = c.created_at and x.birth = c.birth offset 0
+    select x.ctid as tid from ibid_body x where x.born_at = c.created_at and x.birth = c.birth offset 0
   ) b
 ),
 bodies as (
-  delete from ibid_body b where b.ctid = any (array(select place from beside))
+  delete from ibid_body b where b.ctid = any (array(select tid from stale))
 ),
 put_off as (
   update ibid_record r
      set reap_at = coalesce(
-           case when r.purge_at is not null then case when r.bare then r.purge_at else least(r.expires_at, r.purge_at) end end,
+           case when r.purge_at is not null then case when r.flags & 128 <> 0 then r.purge_at else least(r.expires_at, r.purge_at) end end,
            (select now from clock) + 3600000000
          ),
-         watch_state = case when r.due_at is not null then r.state end,
-         watch_at = r.due_at
-   where r.id = any (array(select id from come where early))
+         watch_state = case when r.due_at is not null or r.state not in (2, 3) then r.state end,
+         watch_at = case when r.due_at is not null or r.state not in (2, 3) then coalesce(r.due_at, 9223372036854775807) end
+   where r.id = any (array(select id from visited where early))
 ),
 stripped as (
   update ibid_record r
-     set bare = true, count = count + 1, tenant = '', method = '', path = '', key = '', note = $3, reap_at = r.purge_at,
-         watch_state = null, watch_at = null
-   where r.id = any (array(select id from come where not early and not goes))
+     set flags = r.flags | 128, count = r.count + 1, tenant = '', method = '', path = '', key = '', note = null, status = null,
+         lines = null, body = null, sealed_by = null, reap_at = r.purge_at, watch_state = null, watch_at = null
+   where r.id = any (array(select id from visited where not early and not goes))
   returning 1
 ),
 removed as (
-  delete from ibid_record r where r.id = any (array(select id from come where not early and goes))
+  delete from ibid_record r where r.id = any (array(select id from visited where not early and goes))
   returning 1
 )
-select (select count(*) from stripped), (select count(*) from removed), (select max(at) from come),
-       (select count(*) from come)
+select (select count(*) from stripped), (select count(*) from removed), (select max(at) from visited),
+       (select count(*) from visited), (select now - (select min(at) from visited where not early) from clock)

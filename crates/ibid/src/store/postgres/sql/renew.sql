@@ -1,11 +1,12 @@
--- Move leases on where the version still stands, and nothing else; never wait. No instant and `ours`: somebody holds
--- the row. No instant and not ours: lost.
+-- Renews leases of records that are still at their version, by the lease of their policy, and changes nothing else. It never
+-- waits. Returns for each the new end of the lease; null and `ours`: another transaction has locked the row; null and not
+-- ours: the lease is lost.
 with w as materialized (
   select (extract(epoch from statement_timestamp()) * 1000000)::int8 as now, t.*
-  from unnest($1::bytea[], $2::int8[], $3::int8[]) with ordinality as t (id, count, nonce, place)
+  from unnest($1::uuid[], $2::int4[], $3::int8[]) with ordinality as t (id, count, nonce, nth)
 ),
-held as materialized (
-  select w.place, r.id
+locked as materialized (
+  select w.nth, r.id
   from w
   cross join lateral (
     select x.id
@@ -17,17 +18,17 @@ held as materialized (
 ),
 moved as (
   update ibid_record r
-     set due_at = n.now + least(r.lease_us, 9223372036854775807 - n.now),
+     set due_at = n.now + (select p.lease_us from ibid_policy p where p.digest = r.policy),
          watch_state = r.state,
-         watch_at = n.now + least(r.lease_us, 9223372036854775807 - n.now)
+         watch_at = n.now + (select p.lease_us from ibid_policy p where p.digest = r.policy)
     from (select min(now) as now from w) n
-   where r.id = any (array(select id from held))
+   where r.id = any (array(select id from locked)) and (select true from ibid_policy p where p.digest = r.policy)
   returning r.id, r.due_at
 )
-select w.place, moved.due_at, r.ours is not null as ours
+select w.nth, moved.due_at, r.ours is not null as ours
 from w
-left join held on held.place = w.place
-left join moved on moved.id = held.id
+left join locked on locked.nth = w.nth
+left join moved on moved.id = locked.id
 left join lateral (
   select true as ours
   from ibid_record x

@@ -1,0 +1,249 @@
+//! Sends one flight, and takes out the changes that would fail it.
+
+use std::sync::Arc;
+
+use ibid_core::change::{Commit, Stamp, StoredRecord};
+use ibid_core::record::Version;
+use ibid_core::row::{UnreadableRow, bits};
+use ibid_core::scope::RecordId;
+use ibid_core::store::StoreError;
+use ibid_core::time::Timestamp;
+use tokio_postgres::Error;
+use tokio_postgres::types::Type;
+
+use super::super::connection::{Connection, Param};
+use super::super::failure::{self, Reach};
+use super::super::row::{NestedRow, NestedRows, SqlId};
+use super::super::{KIND, StoreCore};
+use super::encode::{FinishRow, FreshRow};
+use super::queue::{Batch, Item};
+use super::row_location::Tid;
+
+/// The outcome of a flight for one of its changes.
+pub(super) enum Landing {
+    /// The caller can be answered.
+    Reply(Result<Commit, StoreError>),
+    /// The change was not written, and goes by the plain path.
+    Plain,
+}
+
+/// Sends a flight, again without the changes that would fail it. Each change gets a landing.
+pub(super) async fn fly(core: &StoreCore, batch: Batch) -> Vec<(Item, Landing)> {
+    let mut landed = Vec::with_capacity(batch.len());
+    let connection = match core.pools.hot(OP).await {
+        Ok(connection) => connection,
+        Err(error) => {
+            fail_all(batch, &mut landed, share(error));
+            return landed;
+        }
+    };
+    let mut left = batch;
+    for _ in 0..TRIES_MAX {
+        if left.is_empty() {
+            return landed;
+        }
+        let sent = Flight { core, connection: &connection, batch: &left }.send().await;
+        let error = match sent {
+            Ok(results) => {
+                landed.extend(left.into_iter().zip(results).map(|((item, _), landing)| (item, landing)));
+                return landed;
+            }
+            Err(SendError::Doubt) => {
+                let doubt = || StoreError::transient(KIND, OP, "the commit came with a warning");
+                fail_all(left, &mut landed, doubt);
+                return landed;
+            }
+            Err(SendError::Sql(error)) => error,
+        };
+        match failure::reach(&error) {
+            Reach::Moment => {
+                let error = Arc::new(error);
+                fail_all(left, &mut landed, || StoreError::transient(KIND, OP, error.clone()));
+                return landed;
+            }
+            Reach::Lasting => {
+                let error = Arc::new(error);
+                fail_all(left, &mut landed, || StoreError::lasting(KIND, OP, error.clone()));
+                return landed;
+            }
+            Reach::Contended | Reach::One => {
+                let (stays, goes) = split(left, &error);
+                landed.extend(goes.into_iter().map(|(item, _)| (item, Landing::Plain)));
+                left = stays;
+            }
+        }
+    }
+    landed.extend(left.into_iter().map(|(item, _)| (item, Landing::Plain)));
+    landed
+}
+
+/// Splits a flight that failed because of one of its changes: those that fly again, and those that go by the plain path. The
+/// server names the culprit by its id or its row location. If it does not, all begins go, or everything if there are none.
+fn split(batch: Batch, error: &Error) -> (Batch, Batch) {
+    let culprit = failure::violated_id(error).map_or_else(
+        || failure::locked_tid(error).and_then(|text| Tid::parse(&text)).map(Culprit::Tid),
+        |id| Some(Culprit::Id(id)),
+    );
+    let is_culprit = |(item, tid): &(Item, Option<Tid>)| match culprit {
+        Some(Culprit::Id(id)) => tid.is_none() && item.change.id == id,
+        Some(Culprit::Tid(at)) => *tid == Some(at),
+        None => false,
+    };
+    if batch.iter().any(is_culprit) {
+        return batch.into_iter().partition(|change| !is_culprit(change));
+    }
+    let is_finish = |(_, tid): &(Item, Option<Tid>)| tid.is_some();
+    // Bad data may be anywhere; a lock that is not named is most likely that of an insert.
+    match failure::reach(error) == Reach::Contended && !batch.iter().all(is_finish) {
+        true => batch.into_iter().partition(is_finish),
+        false => (Vec::new(), batch),
+    }
+}
+
+/// The change that a flight failed for.
+#[derive(Clone, Copy)]
+enum Culprit {
+    Id(RecordId),
+    Tid(Tid),
+}
+
+/// A flight that is being sent.
+struct Flight<'a> {
+    core: &'a StoreCore,
+    connection: &'a Connection,
+    /// In the order of ids.
+    batch: &'a [(Item, Option<Tid>)],
+}
+
+/// A flight without a result.
+enum SendError {
+    Sql(Error),
+    /// A warning came with the commit.
+    Doubt,
+}
+
+impl From<Error> for SendError {
+    fn from(error: Error) -> SendError {
+        SendError::Sql(error)
+    }
+}
+
+impl Flight<'_> {
+    /// Sends the flight and returns the landing of each change, in their order.
+    async fn send(&self) -> Result<Vec<Landing>, SendError> {
+        let policies = self.core.policies.of(self.batch.iter().map(|(item, _)| &*item.change));
+        policies.ensure_stored(self.connection).await?;
+        let [fresh, finish] = self.connection.row_types().await?.clone();
+        let (mut begins, mut finishes, mut ids) = (Vec::new(), Vec::new(), Vec::new());
+        for (Item { change, .. }, tid) in self.batch {
+            // Only changes with a draft fly.
+            let Some(draft) = &change.draft else { continue };
+            match (*tid, change.expect) {
+                (Some(tid), ibid_core::change::Expect::Version(Version { nonce: was, .. })) => {
+                    finishes.push(FinishRow { change, draft, was, tid });
+                }
+                _ => {
+                    ids.push(SqlId(change.id));
+                    begins.push(FreshRow { change, draft, policy: policies.number(&draft.policy) });
+                }
+            }
+        }
+        let has_bodies = finishes.iter().any(FinishRow::has_large_body);
+        let sql = if has_bodies { FLIGHT_BODIES } else { FLIGHT };
+        let params: [Param<'_>; 3] = [(&begins, fresh), (&finishes, finish), (&ids, Type::UUID_ARRAY)];
+        self.connection.forget_warnings();
+        let rows = self.connection.fly(sql, &params).await?;
+        if self.connection.was_warned() {
+            return Err(SendError::Doubt);
+        }
+        let Some(row) = rows.first() else {
+            // A pooler gave us another session than before.
+            self.connection.set_has_settings(false);
+            return Ok(self.batch.iter().map(|_| Landing::Plain).collect());
+        };
+        let now = Timestamp::from_micros(row.try_get(0)?);
+        let (tids, done): (Vec<Tid>, Vec<i64>) = (row.try_get(1)?, row.try_get(2)?);
+        let NestedRows(taken) = row.try_get(3)?;
+        self.core.policies.learn(self.connection, taken.iter().filter_map(NestedRow::policy)).await?;
+        let taken = taken
+            .iter()
+            .filter_map(|row| Some((row.id()?, row.stored(&self.core.policies, now))))
+            .collect();
+        let results = Results { now, tids, done, taken, all_done: finishes.len(), begun: begins.len() };
+        Ok(self.landings(results, &begins))
+    }
+
+    fn landings(&self, mut results: Results, begins: &[FreshRow<'_>]) -> Vec<Landing> {
+        let stamp = Stamp { now: results.now };
+        let all_done = results.done.len() == results.all_done;
+        // All begins whose ids were free were inserted, in the order in which they were sent.
+        let are_begun = results.tids.len() + results.taken.len() == results.begun;
+        let mut tids = results.tids.iter();
+        let mut begins = begins.iter();
+        let landing = |(item, tid): &(Item, Option<Tid>)| {
+            let change = &item.change;
+            if tid.is_some() {
+                let is_done = all_done || results.done.contains(&bits(change.nonce));
+                return if is_done { Landing::Reply(Ok(Commit::Done(stamp))) } else { Landing::Plain };
+            }
+            let begin = begins.next();
+            if let Some(at) = results.taken.iter().position(|(id, _)| *id == change.id) {
+                return match results.taken.swap_remove(at).1 {
+                    Ok(stored) => Landing::Reply(Ok(Commit::Conflict(Some(Box::new(stored))))),
+                    // The row keeps this change from being written.
+                    Err(reason) => {
+                        Landing::Reply(Err(StoreError::lasting(KIND, OP, reason).unwritten()))
+                    }
+                };
+            }
+            match (begin, tids.next()) {
+                (Some(begin), Some(tid)) if are_begun => {
+                    self.core.locations.insert(change, begin.draft, begin.policy, *tid);
+                    Landing::Reply(Ok(Commit::Done(stamp)))
+                }
+                _ => Landing::Plain,
+            }
+        };
+        self.batch.iter().map(landing).collect()
+    }
+}
+
+/// The row that a flight returned.
+struct Results {
+    now: Timestamp,
+    /// Locations of the begun records.
+    tids: Vec<Tid>,
+    /// Nonces of the finished records.
+    done: Vec<i64>,
+    /// Stored records whose ids were taken.
+    taken: Vec<(RecordId, Result<StoredRecord, UnreadableRow>)>,
+    /// Number of finishes that were sent.
+    all_done: usize,
+    /// Number of begins that were sent.
+    begun: usize,
+}
+
+fn fail_all(batch: Batch, landed: &mut Vec<(Item, Landing)>, mut error: impl FnMut() -> StoreError) {
+    landed.extend(batch.into_iter().map(|(item, _)| (item, Landing::Reply(Err(error())))));
+}
+
+/// Returns a function that gives each change of a flight the same error.
+fn share(error: StoreError) -> impl FnMut() -> StoreError {
+    let (is_transient, is_unwritten) = (error.is_transient(), error.is_unwritten());
+    let error = Arc::new(error);
+    move || {
+        let shared = match is_transient {
+            true => StoreError::transient(KIND, OP, error.clone()),
+            false => StoreError::lasting(KIND, OP, error.clone()),
+        };
+        if is_unwritten { shared.unwritten() } else { shared }
+    }
+}
+
+const OP: &str = "commit";
+const FLIGHT: &str = include_str!("flight.sql");
+const FLIGHT_BODIES: &str = include_str!("flight_bodies.sql");
+
+/// How often a flight is sent without the changes that failed it. Two gateways that begin the same keys at the same moment
+/// take out a few; with more, the plain path is cheaper than rows that are rolled back.
+const TRIES_MAX: u32 = 8;

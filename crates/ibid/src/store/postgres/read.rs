@@ -1,0 +1,260 @@
+//! Short verbs besides `commit`: load, due records, renewals, bodies and settings.
+
+use bytes::Bytes;
+use ibid_core::change::StoredRecord;
+use ibid_core::record::{Nonce, State, Version};
+use ibid_core::row::{UnreadableRow, bits};
+use ibid_core::scope::RecordId;
+use ibid_core::store::{Cursor, Page, RenewOutcome, SetOutcome, StoreError};
+use ibid_core::time::Timestamp;
+use tokio_postgres::types::{FromSql, Type};
+use tokio_postgres::{Error, Row};
+
+use super::connection::{Connection, OPEN_HOT, Param};
+use super::failure::store_error;
+use super::row::{self, SqlId};
+use super::{KIND, StoreCore};
+
+impl StoreCore {
+    pub(super) async fn load(&self, id: RecordId) -> Result<Option<StoredRecord>, StoreError> {
+        const OP: &str = "load";
+        let connection = self.pools.short(OP).await?;
+        let loaded = self.load_on(&connection, id).await.map_err(|error| store_error(OP, error))?;
+        loaded.map_err(|reason| StoreError::lasting(KIND, OP, reason))
+    }
+
+    /// Loads one record on a connection, inside its transaction if one is open.
+    pub(super) async fn load_on(
+        &self,
+        connection: &Connection,
+        id: RecordId,
+    ) -> Result<Result<Option<StoredRecord>, UnreadableRow>, Error> {
+        let (id, now) = (&id.as_bytes()[..], None::<i64>);
+        let params: [Param<'_>; 2] = [(&id, Type::BYTEA), (&now, Type::INT8)];
+        let rows = connection.query_prepared(LOAD, &params).await?;
+        self.policies.learn(connection, row::policies_of(&rows)).await?;
+        Ok(rows.first().map(|row| row::stored(&self.policies, row)).transpose())
+    }
+
+    /// Returns one page of due records. The page may be shorter than `limit` and still have a next one, if some of its rows
+    /// cannot be read.
+    pub(super) async fn find_due(
+        &self,
+        state: State,
+        after: Option<Cursor>,
+        limit: u32,
+    ) -> Result<Page<StoredRecord>, StoreError> {
+        let page = self.due_page(state, after.clone(), limit).await?;
+        // Only records in progress have a first lease. While there is enough to do without those that ended, they may wait.
+        if state != State::InProgress || page.next.is_some() {
+            return Ok(page);
+        }
+        let scanned = self.scan_leases().await;
+        let page = self.due_page(state, after, limit).await?;
+        // Known due records are returned whatever keeps the scan from finding more.
+        if page.items.is_empty() {
+            scanned?;
+        }
+        Ok(page)
+    }
+
+    async fn due_page(
+        &self,
+        state: State,
+        after: Option<Cursor>,
+        limit: u32,
+    ) -> Result<Page<StoredRecord>, StoreError> {
+        const OP: &str = "find due records";
+        let (code, most) = (i64::from(state.code()), i64::from(limit));
+        let mut from = after.map_or(Ok(DuePosition::START), |cursor| DuePosition::parse(OP, &cursor))?;
+        for _ in 0..UNREADABLE_PAGES_MAX {
+            let (at, id) = (from.at, SqlId(from.id));
+            let params: [Param<'_>; 4] =
+                [(&code, Type::INT8), (&at, Type::INT8), (&id, Type::UUID), (&most, Type::INT8)];
+            let connection = self.pools.short(OP).await?;
+            let failed = |error| store_error(OP, error);
+            let [rows] = connection.transaction(OPEN_HOT, [(DUE, &params)]).await.map_err(failed)?;
+            self.policies.learn(&connection, row::policies_of(&rows)).await.map_err(failed)?;
+            let page = Page { items: self.read_rows_of(OP, &rows), next: next_position(OP, &rows, limit)? };
+            match page.next.as_ref() {
+                // All of them are unreadable: they must not hide those behind them.
+                Some(next) if page.items.is_empty() => from = DuePosition::parse(OP, next)?,
+                _ => return Ok(page),
+            }
+        }
+        Ok(Page { items: Vec::new(), next: Some(from.cursor()) })
+    }
+
+    /// Reads the records that can be read, and logs that others cannot.
+    pub(super) fn read_rows_of(&self, op: &'static str, rows: &[Row]) -> Vec<StoredRecord> {
+        let (records, unreadable) = row::readable(&self.policies, rows);
+        if let Some((record, reason)) = unreadable {
+            let count = rows.len() - records.len();
+            tracing::error!(op, count, %record, reason = reason.0, "records can't be read and are left out");
+        }
+        records
+    }
+
+    pub(super) async fn renew_leases(
+        &self,
+        leases: &[(RecordId, Version)],
+    ) -> Result<Vec<RenewOutcome>, StoreError> {
+        const OP: &str = "renew";
+        if leases.is_empty() {
+            return Ok(Vec::new());
+        }
+        let ids: Vec<SqlId> = leases.iter().map(|(id, _)| SqlId(*id)).collect();
+        let counts: Vec<i32> = leases.iter().map(|(_, version)| version.count.cast_signed()).collect();
+        let nonces: Vec<i64> = leases.iter().map(|(_, version)| bits(version.nonce)).collect();
+        let params: [Param<'_>; 3] =
+            [(&ids, Type::UUID_ARRAY), (&counts, Type::INT4_ARRAY), (&nonces, Type::INT8_ARRAY)];
+        let mut outcomes = vec![RenewOutcome::Lost; leases.len()];
+        for row in self.ask_hot(OP, include_str!("sql/renew.sql"), &params).await? {
+            let nth: i64 = get(OP, &row, 0)?;
+            let (until, is_ours): (Option<i64>, bool) = (get(OP, &row, 1)?, get(OP, &row, 2)?);
+            // The statement counts from one, in the order in which the leases were sent.
+            let outcome = usize::try_from(nth - 1).ok().and_then(|nth| outcomes.get_mut(nth));
+            if let Some(outcome) = outcome {
+                *outcome = match until {
+                    Some(until) => RenewOutcome::Until(Timestamp::from_micros(until)),
+                    None if is_ours => RenewOutcome::Busy,
+                    None => RenewOutcome::Lost,
+                };
+            }
+        }
+        Ok(outcomes)
+    }
+
+    pub(super) async fn find_bodies(
+        &self,
+        id: RecordId,
+        birth: Nonce,
+    ) -> Result<Vec<(u32, Bytes)>, StoreError> {
+        const OP: &str = "read bodies";
+        let birth = bits(birth);
+        let params: [Param<'_>; 2] = [(&SqlId(id), Type::UUID), (&birth, Type::INT8)];
+        let rows = self.ask(OP, include_str!("sql/bodies.sql"), &params).await?;
+        let body = |row: &Row| {
+            let kind: i32 = get(OP, row, 0)?;
+            Ok((kind.cast_unsigned(), Bytes::copy_from_slice(get(OP, row, 1)?)))
+        };
+        rows.iter().map(body).collect()
+    }
+
+    pub(super) async fn find_setting(&self, name: &str) -> Result<Option<Bytes>, StoreError> {
+        const OP: &str = "read a setting";
+        let rows = self.ask(OP, include_str!("sql/setting.sql"), &[(&name, Type::TEXT)]).await?;
+        rows.first().map(|row| get(OP, row, 0).map(Bytes::copy_from_slice)).transpose()
+    }
+
+    pub(super) async fn replace_setting(
+        &self,
+        name: &str,
+        expected: Option<Bytes>,
+        value: Bytes,
+    ) -> Result<SetOutcome, StoreError> {
+        const OP: &str = "write a setting";
+        let new = &value[..];
+        let written = match &expected {
+            None => {
+                let params: [Param<'_>; 2] = [(&name, Type::TEXT), (&new, Type::BYTEA)];
+                self.ask(OP, include_str!("sql/setting_add.sql"), &params).await?
+            }
+            Some(old) => {
+                let old = &old[..];
+                let params: [Param<'_>; 3] = [(&name, Type::TEXT), (&old, Type::BYTEA), (&new, Type::BYTEA)];
+                self.ask(OP, include_str!("sql/setting_set.sql"), &params).await?
+            }
+        };
+        if written.is_empty() {
+            return Ok(SetOutcome::of(self.find_setting(name).await?, &value));
+        }
+        Ok(SetOutcome::Won)
+    }
+
+    /// Runs one short statement.
+    pub(super) async fn ask(
+        &self,
+        op: &'static str,
+        sql: &'static str,
+        params: &[Param<'_>],
+    ) -> Result<Vec<Row>, StoreError> {
+        let connection = self.pools.short(op).await?;
+        connection.query_once(sql, params).await.map_err(|error| store_error(op, error))
+    }
+
+    /// Runs one short statement in a transaction with the settings of the hot path.
+    pub(super) async fn ask_hot(
+        &self,
+        op: &'static str,
+        sql: &'static str,
+        params: &[Param<'_>],
+    ) -> Result<Vec<Row>, StoreError> {
+        let connection = self.pools.short(op).await?;
+        let [rows] = connection
+            .transaction(OPEN_HOT, [(sql, params)])
+            .await
+            .map_err(|error| store_error(op, error))?;
+        Ok(rows)
+    }
+}
+
+/// A position in the order of due records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DuePosition {
+    pub(super) at: i64,
+    pub(super) id: RecordId,
+}
+
+impl DuePosition {
+    /// The position before all records.
+    pub(super) const START: DuePosition =
+        DuePosition { at: i64::MIN, id: RecordId::from_bytes([0; RecordId::LEN]) };
+
+    pub(super) fn cursor(self) -> Cursor {
+        let bytes = [&self.at.to_be_bytes()[..], self.id.as_bytes()].concat();
+        Cursor(Bytes::from(bytes))
+    }
+
+    pub(super) fn parse(op: &'static str, cursor: &Cursor) -> Result<DuePosition, StoreError> {
+        let position = cursor.0.split_first_chunk::<8>().and_then(|(at, id)| {
+            let id = RecordId::from_bytes(id.try_into().ok()?);
+            Some(DuePosition { at: i64::from_be_bytes(*at), id })
+        });
+        position.ok_or_else(|| StoreError::lasting(KIND, op, "not a cursor of this list"))
+    }
+}
+
+/// Returns the position behind the last row of a full page. The column behind `now` is the position's instant.
+pub(super) fn next_position(
+    op: &'static str,
+    rows: &[Row],
+    limit: u32,
+) -> Result<Option<Cursor>, StoreError> {
+    let is_full = rows.len() >= limit as usize;
+    let Some(last) = rows.last().filter(|_| is_full) else { return Ok(None) };
+    let SqlId(id) = get(op, last, 0)?;
+    Ok(Some(DuePosition { at: get(op, last, row::NOW + 1)?, id }.cursor()))
+}
+
+/// Returns the server's time.
+pub(super) async fn now(connection: &Connection) -> Result<Timestamp, Error> {
+    let rows = connection.query_once(include_str!("sql/now.sql"), &[]).await?;
+    // The query has no source of rows, so it returns exactly one.
+    rows.first().expect("one row").try_get(0).map(Timestamp::from_micros)
+}
+
+/// Reads one column of a row.
+pub(super) fn get<'r, T: FromSql<'r>>(
+    op: &'static str,
+    row: &'r Row,
+    column: usize,
+) -> Result<T, StoreError> {
+    row.try_get(column).map_err(|error: Error| StoreError::lasting(KIND, op, error))
+}
+
+const LOAD: &str = include_str!("../../record_sql/postgres/load.sql");
+const DUE: &str = include_str!("sql/due.sql");
+
+/// Pages of unreadable records that are passed over at once; the next call continues behind them.
+const UNREADABLE_PAGES_MAX: u32 = 100;

@@ -1,0 +1,2 @@
+-- Returns the server's time.
+select (extract(epoch from statement_timestamp()) * 1000000)::int8

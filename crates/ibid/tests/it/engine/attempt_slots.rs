@@ -1,0 +1,78 @@
+//! The bound on attempts: it refuses what would run, and nothing else.
+
+use super::*;
+use crate::request_fixture::ask;
+
+async fn world_for(attempts_max: usize) -> World {
+    let settings = Settings::default().with(|settings| {
+        settings.attempts_max = attempts_max;
+        settings.cache_ttl = Duration::ZERO;
+    });
+    world_with(Policy::default(), settings).await
+}
+
+#[tokio::test]
+async fn attempts_that_live_at_once_are_bounded() {
+    let world = world_for(2).await;
+    let (first, second) = (world.run("a").await, world.run("b").await);
+    let refused = world.ibid.begin(world.ask("c")).await.expect_err("no room");
+    assert!(refused.is_overloaded(), "{refused}");
+    first.finish(created_response()).await;
+    world.run("c").await.finish(created_response()).await;
+    drop(second);
+}
+
+#[tokio::test]
+async fn stored_records_answer_while_there_is_no_room() {
+    let world = world_for(2).await;
+    world.run("done").await.finish(created_response()).await;
+    world.run("unknown").await.unknown(ErrorCode::Broken).await;
+    world.run("released").await.release(ErrorCode::NotSent).await;
+    let _attempts = [world.run("running").await, world.run("other").await];
+    assert!(matches!(world.begin("done").await, Begin::Skip(Outcome::Completed(_))));
+    assert!(matches!(world.begin("running").await, Begin::Skip(Outcome::InFlight { .. })));
+    assert!(matches!(world.begin("unknown").await, Begin::Skip(Outcome::Unknown { .. })));
+    let identity = world.ask("done").identity;
+    let other = world.ibid.ask((*identity).clone(), world.policy.clone(), Arc::new(Payment("other")));
+    assert!(matches!(world.ibid.begin(other).await, Ok(Begin::Skip(Outcome::Mismatch))));
+    for key in ["new", "released"] {
+        let refused = world.ibid.begin(world.ask(key)).await.expect_err("no room");
+        assert!(refused.is_overloaded(), "{key}: {refused}");
+    }
+    assert!(!world.ibid.is_breaker_open());
+}
+
+#[tokio::test]
+async fn a_tenant_with_half_of_the_attempts_leaves_room_for_others() {
+    let world = world_for(4).await;
+    let begin = async |tenant, key| world.ibid.begin(ask(&world.ibid, tenant, key, Policy::default())).await;
+    let _greedy = [begin("greedy", "a").await, begin("greedy", "b").await];
+    assert!(begin("greedy", "c").await.is_err_and(|refused| refused.is_overloaded()));
+    assert!(matches!(begin("other", "c").await, Ok(Begin::Run(_))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_ending_attempt_counts_once() {
+    let world = world_for(3).await;
+    let (attempt, uncertain) = (world.run("a").await, world.run("b").await);
+    let begun = world.store.commits();
+    world.store.set(StoreFault::Hangs);
+    let ends = tokio::spawn(async move {
+        let unknown = uncertain.unknown(ErrorCode::TimedOut);
+        tokio::join!(attempt.finish(created_response()), unknown)
+    });
+    while world.store.commits() == begun {
+        tokio::task::yield_now().await;
+    }
+    // A read decides while there is no room, and a write while there is.
+    let third = tokio::spawn({
+        let (ibid, ask) = (world.ibid.clone(), world.ask("c"));
+        async move { ibid.begin(ask).await }
+    });
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    world.store.set(StoreFault::None);
+    assert!(matches!(third.await.expect("no panic"), Ok(Begin::Run(_))));
+    ends.await.expect("no panic");
+}

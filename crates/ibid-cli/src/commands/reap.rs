@@ -63,7 +63,8 @@ fn print_stats(stats: &ReapStats, as_json: bool, out: &mut dyn Write) -> Result<
     if as_json {
         return print_json(out, &stats_json(stats));
     }
-    let ReapStats { settled, stripped, removed, effects, history, policies, pages, held, unfinished: _ } = *stats;
+    let ReapStats { settled, stripped, removed, effects, history, policies, pages, held, unfinished: _ } =
+        *stats;
     let fields = [
         ("never claimed, stored as 408", settled.to_string()),
         ("answers removed, tombstones left", stripped.to_string()),
@@ -78,7 +79,8 @@ fn print_stats(stats: &ReapStats, as_json: bool, out: &mut dyn Write) -> Result<
 }
 
 fn stats_json(stats: &ReapStats) -> Value {
-    let ReapStats { settled, stripped, removed, effects, history, policies, pages, held, unfinished: _ } = *stats;
+    let ReapStats { settled, stripped, removed, effects, history, policies, pages, held, unfinished: _ } =
+        *stats;
     json!({
         "settled": settled, "stripped": stripped, "removed": removed, "effects": effects,
         "history": history, "policies": policies, "pages": pages, "held": held,

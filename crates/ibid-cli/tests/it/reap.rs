@@ -196,13 +196,8 @@ impl World {
                 filter.after = after;
                 filter.limit = 1000;
             });
-            let page = self
-                .store
-                .browse()
-                .expect("a store that can be browsed")
-                .list(page)
-                .await
-                .expect("a list");
+            let page =
+                self.store.browse().expect("a store that can be browsed").list(page).await.expect("a list");
             let one = |stored: &StoredRecord| (stored.record.id, stored.record.identity.is_forgotten());
             all.extend(page.items.iter().map(one));
             after = page.next;

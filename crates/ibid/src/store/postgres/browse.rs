@@ -254,9 +254,10 @@ mod tests {
 
     #[test]
     fn a_list_uses_the_index_that_fits_its_filter() {
-        let dead = RecordFilter { dead_letter: true, state: Some(State::Unknown), ..RecordFilter::default() };
+        let dead = RecordFilter::default()
+            .with(|filter| (filter.dead_letter, filter.state) = (true, Some(State::Unknown)));
         assert_eq!(ListOrder::of(&dead), ListOrder::DeadLetters);
-        let of = |state| ListOrder::of(&RecordFilter { state, ..RecordFilter::default() });
+        let of = |state| ListOrder::of(&RecordFilter::default().with(|filter| filter.state = state));
         assert_eq!(of(Some(State::Unknown)), ListOrder::Waiting);
         assert_eq!((of(Some(State::Completed)), of(None)), (ListOrder::Ids, ListOrder::Ids));
     }

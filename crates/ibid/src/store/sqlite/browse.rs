@@ -96,10 +96,9 @@ fn list_rows(reader: &mut Reader, filter: &RecordFilter) -> Result<Page<StoredRe
     loop {
         let (more, last) = reader.read(LIST, |view| view.list_piece(filter, after))?;
         found.extend(more);
-        if found.len() >= limit {
-            found.truncate(limit);
-            let next = found.last().map(|(_, (at, row))| cursor_of(*at, *row));
-            return Ok(Page { items: items(found), next });
+        if found.len() > limit {
+            let page = Page::new(found, filter.limit, |(_, (at, row))| cursor_of(*at, *row));
+            return Ok(Page { items: items(page.items), next: page.next });
         }
         let Some(last) = last else { return Ok(Page { items: items(found), next: None }) };
         after = last;

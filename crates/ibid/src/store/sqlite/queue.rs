@@ -12,6 +12,7 @@ use ibid_core::store::{RenewOutcome, StoreError};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::oneshot::Sender;
 
+use super::NAME;
 use super::chore::Chore;
 use super::writer::Writer;
 
@@ -86,6 +87,16 @@ pub(super) enum Refused {
     /// The thread at the other end is gone.
     #[error("the store is closed")]
     Closed,
+}
+
+impl Refused {
+    /// Converts the refusal to an error that proves that nothing was written.
+    pub(super) fn store_error(self, op: &'static str) -> StoreError {
+        match self {
+            Refused::Full => StoreError::overloaded(NAME, op),
+            Refused::Closed => StoreError::transient(NAME, op, self).unwritten(),
+        }
+    }
 }
 
 impl Queue {

@@ -169,8 +169,8 @@ impl View<'_> {
         Ok(Page { items: page.items.into_iter().map(|(stored, _)| stored).collect(), next: page.next })
     }
 
-    /// Returns the first `limit` records that can be read and that fit. A record that cannot be read is logged and passed
-    /// over, so that it does not hide those behind it.
+    /// Returns the first `limit` records that can be read and that fit, and one more if there is one. A record that cannot be
+    /// read is logged and passed over, so that it does not hide those behind it.
     pub(super) fn placed(
         &mut self,
         sql: &str,
@@ -182,7 +182,7 @@ impl View<'_> {
         let mut statement = connection.prepare_cached(sql)?;
         let mut rows = statement.query(params)?;
         let (mut read, mut unread) = (Vec::new(), Vec::new());
-        while read.len() < limit as usize
+        while read.len() <= limit as usize
             && let Some(row) = rows.next()?
         {
             match row::stored(connection, policies, row, *now) {
@@ -226,7 +226,7 @@ pub(super) fn place_of(cursor: &Cursor) -> Option<(i64, i64)> {
 
 /// How many rows to ask for, so that enough can be read.
 fn most(limit: u32) -> i64 {
-    i64::from(limit) + UNREADABLE_MAX
+    i64::from(limit) + 1 + UNREADABLE_MAX
 }
 
 /// Records that can't be read and are passed over at once. A file with more of them needs another version of ibid.

@@ -40,16 +40,16 @@ pub async fn sweep_with_progress(ibid: &Ibid, mut on_batch: impl FnMut(u64)) -> 
         let mut left = 0;
         for _ in 0..SWEEP_BATCHES_MAX {
             let due = ibid.engine().due(state, left, SWEEP_BATCH).await?;
-            let found = due.len() as u32;
+            let batch_len = due.len() as u32;
             // All at once, so that they share commits.
             let settled =
                 join_all(due.into_iter().map(|stored| sweep(ibid, stored))).await.into_iter().sum::<u64>();
             swept += settled;
             on_batch(swept);
-            if found < SWEEP_BATCH {
+            if batch_len < SWEEP_BATCH {
                 break;
             }
-            left += found - settled as u32;
+            left += batch_len - settled as u32;
         }
     }
     gauge!(telemetry::TENANTS_ABOVE).set(ibid.tenants_above_duplicate_rate() as f64);

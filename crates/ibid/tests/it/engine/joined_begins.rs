@@ -105,7 +105,7 @@ async fn joined_begins_outlive_the_client_of_the_first() {
     assert!(first.await.is_err());
     world.store.set(StoreFault::None);
     let (runs, in_use, refused) = outcomes(begins).await;
-    // The first begin goes on without its client, and releases the key: a joined begin may be early or late for that.
+    // The first begin continues without its client, and releases the key: a joined begin may be early or late for that.
     assert!(runs.len() <= 1 && refused == 0, "{} {in_use} {refused}", runs.len());
     for attempt in runs {
         attempt.finish(created_response()).await;

@@ -488,7 +488,7 @@ async fn every_query_of_the_hot_paths_goes_by_an_index() {
         (include_str!("../../src/store/sqlite/sql/reap_range.sql"), "ibid_reap_range_at"),
         (include_str!("../../src/store/sqlite/sql/reap_range_rows.sql"), "PRIMARY KEY"),
         (include_str!("../../src/store/sqlite/sql/reap_pick.sql"), "ibid_record_reap"),
-        (include_str!("../../src/store/sqlite/sql/reap_pick.sql"), "sqlite_autoindex_ibid_effect_1"),
+        (include_str!("../../src/store/sqlite/sql/reap_pick.sql"), "sqlite_autoindex_ibid_effect_call_1"),
         (include_str!("../../src/store/sqlite/sql/ripe_index.sql"), "ibid_record_reap"),
         (include_str!("../../src/store/sqlite/sql/reap_strip.sql"), "PRIMARY KEY"),
         (include_str!("../../src/store/sqlite/sql/reap_row.sql"), "PRIMARY KEY"),

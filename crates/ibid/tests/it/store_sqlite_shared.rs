@@ -136,19 +136,23 @@ async fn a_record_stays_while_one_of_its_effects_is_open() {
     let stored = put(&*subject.store, &insert(&busy, going(&busy))).await;
     put(&*subject.store, &insert(&free, going(&free))).await;
     let other = subject.file.other_connection();
-    let effect =
-        "insert into ibid_effect (record, birth, name, count, nonce, kind, state, open, tries, lease_us,
-                    created_at, downstream_key, rules, owes, tenant, payload)
-                  values (?1, ?2, ?3, 1, 1, 'charge', 1, ?4, 0, 1, 1, 'k', x'', 0, 't', x'')";
+    let call =
+        "insert into ibid_effect_call (record, birth, name, owes, letter, downstream_key, rules, payload)
+                values (?1, ?2, ?3, 0, 0, 'k', '{}', x'')";
+    let effect = "insert into ibid_effect (seq, count, nonce, kind, state, blocked, dead_letter, tries, lease_us, created_at,
+                    done_at, tenant)
+                  values (last_insert_rowid(), 1, 1, 'charge', 1, 0, 0, 0, 1, 1, ?1, 't')";
     let birth = stored.record.birth.0.cast_signed();
-    other.execute(effect, params![busy.id.as_bytes(), birth, "done", 0]).expect("an effect");
-    other.execute(effect, params![busy.id.as_bytes(), birth, "open", 1]).expect("an effect");
-    let twice = other.execute(effect, params![busy.id.as_bytes(), birth, "open", 1]);
+    for (name, done_at) in [("done", Some(1)), ("open", None)] {
+        other.execute(call, params![busy.id.as_bytes(), birth, name]).expect("a call");
+        other.execute(effect, params![done_at]).expect("an effect");
+    }
+    let twice = other.execute(call, params![busy.id.as_bytes(), birth, "open"]);
     assert!(twice.is_err(), "one effect of a name");
     subject.hands.advance(TICK);
     assert_eq!(reap_all(&*subject.store, ReapTarget::Records).await.removed, 1);
     assert!(load(&*subject.store, busy.id).await.is_some() && load(&*subject.store, free.id).await.is_none());
-    other.execute("update ibid_effect set open = 0", []).expect("it is done");
+    other.execute("update ibid_effect set done_at = 1", []).expect("it is done");
     assert_eq!(reap_all(&*subject.store, ReapTarget::Records).await.removed, 1);
     assert_eq!(one::<i64>(&other, "select count(*) from ibid_effect"), 2, "effects outlive their record");
 }

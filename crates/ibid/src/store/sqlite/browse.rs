@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use ibid_core::change::{History, HistoryKind, StoredRecord};
 use ibid_core::fingerprint::SecretId;
-use ibid_core::machine::EffectState;
 use ibid_core::reap::{ReapCount, ReapTarget};
 use ibid_core::record::State;
 use ibid_core::scope::RecordId;
@@ -218,8 +217,7 @@ impl View<'_> {
         let mut oldest = self.connection.prepare_cached(include_str!("sql/oldest_unknown.sql"))?;
         let oldest: Option<i64> = oldest.query_row([State::Unknown.code()], |row| row.get(0))?;
         let mut effects = self.connection.prepare_cached(include_str!("sql/count_effects.sql"))?;
-        let states = [EffectState::Dead.code(), EffectState::Unknown.code()];
-        let effects: i64 = effects.query_row(states, |row| row.get(0))?;
+        let effects: i64 = effects.query_row([], |row| row.get(0))?;
         Ok(RecordCounts {
             by_state: std::array::from_fn(|at| match State::ALL[at] {
                 State::Completed => RowCount::Estimated(all),

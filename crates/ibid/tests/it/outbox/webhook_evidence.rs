@@ -19,7 +19,7 @@ use ibid_core::record::State;
 use super::both_databases::{
     Psp, Site, charge, evidence_report, executed_observation, lost, name, on_both_databases, settled_at_once,
 };
-use super::harness::{World, ask, because, begin};
+use super::harness::{World, ask, because, begin, effects_sql};
 
 on_both_databases!(
     an_unknown_effect_is_settled_by_its_downstream_key,
@@ -517,8 +517,11 @@ async fn others_of_its_aggregate_run_once_it_is_settled<D: Database + Clone + 's
 #[tokio::test]
 async fn an_effect_is_found_by_its_indexes_on_sqlite() {
     let world = World::new().await;
-    let plan = world.plan(include_str!("../../../src/outbox/sql/sqlite/find_by_key.sql"));
-    assert!(plan.contains("ibid_effect_downstream_key (downstream_key=?)"), "{plan}");
-    let plan = world.plan(include_str!("../../../src/outbox/sql/sqlite/find_by_provider.sql"));
-    assert!(plan.contains("ibid_effect_provider_id (provider_id=?)"), "{plan}");
+    for (sql, index) in [
+        (effects_sql!("find_by_key.sql"), "ibid_effect_call_key (downstream_key=?)"),
+        (effects_sql!("find_by_provider.sql"), "ibid_effect_provider (provider_id=?)"),
+    ] {
+        let plan = world.plan(sql);
+        assert!(plan.contains(index) && !plan.contains("SCAN x") && !plan.contains("SCAN c"), "{plan}");
+    }
 }

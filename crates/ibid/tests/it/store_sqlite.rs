@@ -17,8 +17,8 @@ use ibid_core::record::State;
 use ibid_core::store::{BoxFuture, RecordFilter, Store, StoreError};
 use ibid_core::time::Timestamp;
 use ibid_testkit::contract::{
-    self, LONG, StoreUnderTest, TICK, TestRecord, answering, browse, commit, commit_all, draft, due, history, insert,
-    load, put, reap_all, refused, replace, response, telling,
+    self, LONG, StoreUnderTest, TICK, TestRecord, answering, browse, commit, commit_all, draft, due, history,
+    insert, load, put, reap_all, refused, replace, response, telling,
 };
 use rusqlite::Connection;
 
@@ -296,7 +296,8 @@ async fn a_full_disk_is_transient_and_passes() {
     let full = loop {
         let name = TestRecord::fresh();
         let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
-        let change = Change { response: Some(response(vec![7; 64 << 10])), ..answering(insert(&name, going), b"") };
+        let change =
+            Change { response: Some(response(vec![7; 64 << 10])), ..answering(insert(&name, going), b"") };
         match send(store, &change).await {
             Ok(_) => stored.push(name),
             Err(error) => break (change, error),
@@ -486,7 +487,7 @@ async fn every_query_of_the_hot_paths_goes_by_an_index() {
         (include_str!("../../src/store/sqlite/sql/list_rows.sql"), "PRIMARY KEY"),
         (include_str!("../../src/store/sqlite/sql/order_watch.sql"), "PRIMARY KEY"),
         (include_str!("../../src/store/sqlite/sql/reap_range.sql"), "ibid_reap_range_at"),
-        (include_str!("../../src/store/sqlite/sql/reap_range_rows.sql"), "PRIMARY KEY"),
+        (include_str!("../../src/store/sqlite/sql/reap_range_left.sql"), "PRIMARY KEY"),
         (include_str!("../../src/store/sqlite/sql/reap_pick.sql"), "ibid_record_reap"),
         (include_str!("../../src/store/sqlite/sql/reap_pick.sql"), "sqlite_autoindex_ibid_effect_call_1"),
         (include_str!("../../src/store/sqlite/sql/ripe_index.sql"), "ibid_record_reap"),

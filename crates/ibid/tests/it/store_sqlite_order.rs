@@ -10,7 +10,8 @@ use ibid_core::reap::ReapTarget;
 use ibid_core::record::{Flags, State};
 use ibid_core::store::{RecordFilter, RenewOutcome, RowCount, Store};
 use ibid_testkit::contract::{
-    LONG, TICK, TestRecord, answering, browse, commit_all, draft, due, fresh, finished, insert, load, put, reap_all, replace,
+    LONG, TICK, TestRecord, answering, browse, commit_all, draft, due, finished, fresh, insert, load, put,
+    reap_all, replace,
 };
 
 use crate::store_sqlite::{Sqlite, sql, sqlite};
@@ -35,7 +36,11 @@ async fn a_plain_key_enters_no_index_but_the_ids() {
     let rows = "select count(*) from ibid_record where watch_at is not null or reap_at is not null";
     assert_eq!(number(&subject, rows), 0);
     assert!(due(&*subject.store, State::InProgress, 10).await.is_empty());
-    assert_eq!(number(&subject, "select count(*) from ibid_reap_range"), 1, "the reaper finds it by its range");
+    assert_eq!(
+        number(&subject, "select count(*) from ibid_reap_range"),
+        1,
+        "the reaper finds it by its range"
+    );
     assert_eq!(number(&subject, rows), 0);
 }
 
@@ -176,7 +181,9 @@ async fn a_policy_goes_when_no_record_can_name_it() {
     let policy = Arc::new(policy);
     let (open, done) = (TestRecord::fresh(), TestRecord::fresh());
     let under = |draft: Draft| Draft { policy: policy.clone(), ..draft };
-    let begun = put(store, &insert(&open, under(Draft { due_in: Some(LONG), ..draft(&open, State::InProgress) }))).await;
+    let begun =
+        put(store, &insert(&open, under(Draft { due_in: Some(LONG), ..draft(&open, State::InProgress) })))
+            .await;
     let going = Draft { purge_in: Some(TICK), ..draft(&done, State::Completed) };
     put(store, &insert(&done, under(going))).await;
     subject.hands.advance(Duration::from_secs(30 * 24 * 3600));
@@ -185,7 +192,11 @@ async fn a_policy_goes_when_no_record_can_name_it() {
     let purged = under(Draft { purge_in: Some(Duration::ZERO), ..draft(&open, State::Completed) });
     put(store, &replace(&begun.record, purged)).await;
     subject.hands.advance(Duration::from_secs(30 * 24 * 3600));
-    assert_eq!(browse(store).count_reapable(ReapTarget::Policies).await.expect("a count").remove, 0, "not yet reaped");
+    assert_eq!(
+        browse(store).count_reapable(ReapTarget::Policies).await.expect("a count").remove,
+        0,
+        "not yet reaped"
+    );
     reap_all(store, ReapTarget::Records).await;
     assert_eq!(reap_all(store, ReapTarget::Policies).await.removed, 1);
     // The writer still has its number, and looks it up again.

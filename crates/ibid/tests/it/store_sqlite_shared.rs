@@ -7,9 +7,7 @@ use ibid::store::sqlite::{SqliteOpenError, SqliteOptions, SqliteStore};
 use ibid_core::change::Draft;
 use ibid_core::reap::ReapTarget;
 use ibid_core::record::State;
-use ibid_testkit::contract::{
-    TICK, TestRecord, answering, commit_all, draft, insert, load, put, reap_all,
-};
+use ibid_testkit::contract::{TICK, TestRecord, answering, commit_all, draft, insert, load, put, reap_all};
 use rusqlite::{Connection, params};
 
 use crate::store_sqlite::{File, files, sql, sqlite, sqlite_on};

@@ -261,7 +261,7 @@ impl SqliteStore {
             return;
         }
         loop {
-            let step = |connection: &Connection, _| order::order_rows(connection, order::ORDER_STEP);
+            let step = |connection: &Connection, _| order::order_rows(connection);
             match self.write_chore("order rows", false, step).await {
                 Ok(true) => return,
                 Ok(false) => {}

@@ -12,7 +12,7 @@ use ibid_core::time::Timestamp;
 use rusqlite::{CachedStatement, Connection, OptionalExtension, params, params_from_iter};
 
 use super::failure::{self, Reach};
-use super::order::{self, ORDER_STEP};
+use super::order;
 
 /// Takes one step on `target`.
 pub(super) fn step(
@@ -80,7 +80,7 @@ fn records(
     now: Timestamp,
 ) -> rusqlite::Result<ReapStep> {
     let from = after.and_then(Place::of).unwrap_or(Place::START);
-    let is_ordered = order::order_rows(connection, ORDER_STEP)?;
+    let is_ordered = order::order_rows(connection)?;
     let mut remover = Remover::new(connection)?;
     let ranges_left = ranges(connection, &mut remover, limit, now)?;
     // The index comes last, so that rows which stay are counted once.
@@ -276,7 +276,7 @@ fn effects(connection: &Connection, from: i64, limit: u32, by: i64) -> rusqlite:
 /// Deletes policies that no record can name any more. New rows are ordered first, because an open record that is not
 /// ordered yet cannot be found.
 fn policies(connection: &Connection, limit: u32, now: Timestamp) -> rusqlite::Result<ReapStep> {
-    if !order::order_rows(connection, ORDER_STEP)? {
+    if !order::order_rows(connection)? {
         return Ok(ReapStep { next: Some(Cursor::of_i64(0)), ..ReapStep::default() });
     }
     let mut remove = connection.prepare_cached(include_str!("sql/reap_policies.sql"))?;

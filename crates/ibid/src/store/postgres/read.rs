@@ -23,16 +23,34 @@ impl StoreCore {
         loaded.map_err(|reason| StoreError::lasting(KIND, OP, reason))
     }
 
-    /// Loads one record on a connection, inside its transaction if one is open.
+    /// Loads one record in its own transaction.
     pub(super) async fn load_on(
         &self,
         connection: &Connection,
         id: RecordId,
     ) -> Result<Result<Option<StoredRecord>, UnreadableRow>, Error> {
-        let (id, now) = (&id.as_bytes()[..], None::<i64>);
-        let params: [Param<'_>; 2] = [(&id, Type::BYTEA), (&now, Type::INT8)];
-        let rows = connection.query_prepared(LOAD, &params).await?;
-        self.policies.learn(connection, row::policies_of(&rows)).await?;
+        let id = &id.as_bytes()[..];
+        let [rows] = connection.transaction(OPEN_HOT, [(LOAD, &[(&id, Type::BYTEA), NO_INSTANT])]).await?;
+        self.read_one(connection, &rows).await
+    }
+
+    /// Loads one record in the transaction that is open.
+    pub(super) async fn load_within(
+        &self,
+        connection: &Connection,
+        id: RecordId,
+    ) -> Result<Result<Option<StoredRecord>, UnreadableRow>, Error> {
+        let id = &id.as_bytes()[..];
+        let rows = connection.query_once(LOAD, &[(&id, Type::BYTEA), NO_INSTANT]).await?;
+        self.read_one(connection, &rows).await
+    }
+
+    async fn read_one(
+        &self,
+        connection: &Connection,
+        rows: &[Row],
+    ) -> Result<Result<Option<StoredRecord>, UnreadableRow>, Error> {
+        self.policies.learn(connection, row::policies_of(rows)).await?;
         Ok(rows.first().map(|row| row::stored(&self.policies, row)).transpose())
     }
 
@@ -254,6 +272,9 @@ pub(super) fn get<'r, T: FromSql<'r>>(
 }
 
 const LOAD: &str = include_str!("../../record_sql/postgres/load.sql");
+
+/// The server's own clock.
+const NO_INSTANT: Param<'static> = (&None::<i64>, Type::INT8);
 const DUE: &str = include_str!("sql/due.sql");
 
 /// Pages of unreadable records that are passed over at once; the next call continues behind them.

@@ -31,12 +31,13 @@ pub(crate) async fn run(args: &PostgresArgs) -> Result<(), Failed> {
         for _ in 0..args.rounds.get() {
             let plain = textbook(&server.url_for(&theirs), callers, seconds).await?;
             let store = PostgresStore::open(&server.url_for(&ours), PostgresOptions::default()).await?;
-            let ibid = payment::engine(Arc::new(store)).await?;
+            let store = Arc::new(store);
+            let ibid = payment::engine(store.clone()).await?;
             let (took, per_second) = measure(&ibid, callers, seconds).await?;
             eprintln!(
                 "{callers} callers: p50 {} us, mean batch {:.1}",
                 took.value_at_quantile(0.5),
-                ibid.counts().changes as f64 / ibid.counts().batches.max(1) as f64
+                store.batch_counts().changes as f64 / store.batch_counts().batches.max(1) as f64
             );
             turns.push((per_second / plain, per_second, plain));
         }

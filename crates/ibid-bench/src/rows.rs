@@ -41,7 +41,7 @@ async fn make(path: &Path) -> Result<(), Failed> {
     let ibid = payment::engine(store).await?;
     let request =
         ibid.ask(payment::identity("template")?, Arc::new(Policy::default()), Arc::new(payment::Payment));
-    if ibid.store().load(vec![request.id]).await?.pop().flatten().is_none() {
+    if ibid.store().load(request.id).await?.is_none() {
         payment::pay(&ibid, &Arc::new(Policy::default()), "template").await?;
     }
     Ok(())

@@ -20,18 +20,14 @@ use crate::{Failed, StoreArgs, payment};
 pub(crate) async fn run(args: &StoreArgs) -> Result<(), Failed> {
     let ibid = payment::engine(open(&args.store).await?).await?;
     let (took, per_second) = measure(&ibid, args.callers.get(), Duration::from_secs(args.seconds)).await?;
-    let counts = ibid.counts();
-    let mean_batch = counts.changes as f64 / counts.batches.max(1) as f64;
     let figures = json!({
         "what": "store",
-        "store": ibid.store().kind(),
+        "store": ibid.store().facts().name,
         "callers": args.callers,
         "keys": took.len(),
         "keys_per_second": per_second.round(),
         "p50": took.value_at_quantile(0.5),
         "p99": took.value_at_quantile(0.99),
-        "commits": counts.batches,
-        "mean_batch": (mean_batch * 10.0).round() / 10.0,
     });
     if !args.json {
         eprintln!("{} callers, {} keys; p50 and p99 are microseconds", args.callers, took.len());

@@ -1,10 +1,10 @@
 //! Effects: outbox rows, each an external call that has to be made. `machine` decides their states.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use bytes::Bytes;
-use minicbor::{Decode, Encode};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::change::InstantChange;
@@ -95,26 +95,66 @@ impl NewEffect {
         self.rules = rules;
         self
     }
+
+    /// Checks that every store can keep the effect's name, kind and aggregate.
+    ///
+    /// They are refused, not cut: two names that are cut to one would be one effect.
+    ///
+    /// # Errors
+    ///
+    /// Fails if one of them is longer than [`NAME_BYTES_MAX`] or contains a NUL.
+    pub fn check(&self) -> Result<(), InvalidEffect> {
+        let texts =
+            [("name", Some(&self.name)), ("kind", Some(&self.kind)), ("aggregate", self.aggregate.as_ref())];
+        let is_invalid = |text: &String| text.len() > NAME_BYTES_MAX || text.contains('\0');
+        match texts.into_iter().find(|(_, text)| text.is_some_and(is_invalid)) {
+            Some((field, _)) => Err(InvalidEffect { field }),
+            None => Ok(()),
+        }
+    }
 }
 
-/// Rules for running an effect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+/// Error for an effect whose name, kind or aggregate can't be stored.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the `{field}` of an effect may have at most {NAME_BYTES_MAX} bytes and no NUL")]
+#[non_exhaustive]
+pub struct InvalidEffect {
+    /// The text that can't be stored: `name`, `kind` or `aggregate`.
+    pub field: &'static str,
+}
+
+/// Returns a text of a handler or a provider as stores keep it: without NUL, and cut to about `bytes_max` bytes.
+///
+/// PostgreSQL stores no NUL and indexes no text above 2.7 kB. If such a text reached a statement, the result of a call could
+/// not be written, and a call that was certainly not made would end as `unknown`.
+pub fn stored_text(text: &str, bytes_max: usize) -> Cow<'_, str> {
+    if text.len() <= bytes_max && !text.contains('\0') {
+        return Cow::Borrowed(text);
+    }
+    let mut clean = text.replace('\0', "");
+    if clean.len() > bytes_max {
+        clean.truncate(clean.floor_char_boundary(bytes_max));
+        clean.push('…');
+    }
+    Cow::Owned(clean)
+}
+
+/// Rules for running an effect, stored with it as JSON.
+///
+/// A field that is missing in a stored effect gets its default, and one that a newer version added is ignored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct EffectRules {
     /// The way in which an uncertain call is made safe.
-    #[n(0)]
     pub safety: Safety,
     /// Number of claims before the effect becomes a dead letter.
-    #[n(1)]
     pub tries_max: u32,
     /// Lease of a claim, in ms. It is not renewed, so it must exceed the handler's timeout.
-    #[n(2)]
     pub lease_ms: u64,
     /// Time in ms for which a call may still be in flight after its worker was lost: `verify` asks no sooner.
-    #[n(3)]
     pub settle_ms: u64,
     /// Time for which the provider remembers our key, in ms from the first call.
-    #[n(4)]
     pub key_window_ms: u64,
 }
 
@@ -134,20 +174,16 @@ impl Default for EffectRules {
 }
 
 /// The way in which an uncertain call is made safe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-#[cbor(index_only)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Safety {
     /// Nothing makes it safe: the effect becomes `unknown`, a dead letter.
-    #[n(0)]
     Once,
     /// The provider deduplicates by our key.
-    #[n(1)]
     Repeatable,
     /// The handler can ask whether it was made.
-    #[n(2)]
     Verified,
     /// Both: the call is repeated within the key window and verified after it.
-    #[n(3)]
     RepeatableAndVerified,
 }
 
@@ -159,15 +195,15 @@ impl EffectRules {
         self
     }
 
-    /// Encodes the rules as stores keep them.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        // Writing into a `Vec` cannot fail.
-        minicbor::to_vec(self).expect("a Vec takes every byte")
+    /// Returns the rules as stores keep them.
+    pub fn to_json(&self) -> String {
+        // Numbers and names have a JSON form.
+        serde_json::to_string(self).expect("rules are JSON")
     }
 
-    /// Decodes stored rules; `None` if the bytes are damaged.
-    pub fn from_bytes(bytes: &[u8]) -> Option<EffectRules> {
-        minicbor::decode(bytes).ok()
+    /// Reads stored rules. Returns `None` if the text is damaged, or names a way that this version does not know.
+    pub fn from_json(json: &str) -> Option<EffectRules> {
+        serde_json::from_str(json).ok()
     }
 
     /// Returns the lease of a claim.
@@ -217,9 +253,10 @@ pub struct StoredEffect {
     pub owes: bool,
     /// W3C `traceparent` of the request that caused it.
     pub trace: Option<String>,
-    /// Input of the handler.
+    /// Input of the handler. Empty once the reaper has dropped it, together with the record's response.
     pub payload: Bytes,
-    /// Result of the call. While its end could not be written, also the response that it owes.
+    /// Result of the call. While its end could not be written, also the response that it owes. `None` once the reaper has
+    /// dropped it, together with the record's response.
     pub result: Option<Bytes>,
     /// The provider's own id of the result.
     pub provider_id: Option<String>,
@@ -383,9 +420,47 @@ pub const KEY_WINDOW: Duration = Duration::from_millis(KEY_WINDOW_MS);
 
 const KEY_WINDOW_MS: u64 = 24 * 3_600_000;
 
+/// Largest size of an effect's name, kind and aggregate, in bytes. They are parts of index entries, of which PostgreSQL
+/// allows 2.7 kB; a name that a developer chose or an id of a resource fits.
+pub const NAME_BYTES_MAX: usize = 512;
+
+/// Largest size of a provider's id that is stored, in bytes. It is an index entry, like [`NAME_BYTES_MAX`].
+pub const PROVIDER_ID_BYTES_MAX: usize = 512;
+
+/// Bytes of a handler's error that are stored: a provider's message fits, a page of HTML does not.
+pub const ERROR_BYTES_MAX: usize = 1024;
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn stored_texts_are_cut_and_have_no_nul() {
+        assert!(matches!(stored_text("busy", 4), Cow::Borrowed("busy")));
+        assert_eq!(stored_text("b\0usy\0", 4), "busy");
+        assert_eq!(stored_text("aäöü", 4), "aä…", "cut between characters");
+        assert_eq!(stored_text(&"\0".repeat(5000), 4), "");
+    }
+
+    #[test]
+    fn an_effect_that_no_store_can_keep_is_refused() {
+        let effect = |name: &str| NewEffect::new(name, "charge", "");
+        assert_eq!(effect(&"n".repeat(NAME_BYTES_MAX)).check(), Ok(()));
+        assert_eq!(effect(&"n".repeat(NAME_BYTES_MAX + 1)).check().unwrap_err().field, "name");
+        assert_eq!(NewEffect::new("n", "a\0", "").check().unwrap_err().field, "kind");
+        assert_eq!(effect("n").ordered_by("a\0").check().unwrap_err().field, "aggregate");
+    }
+
+    #[test]
+    fn rules_are_stored_as_json_that_people_read() {
+        let rules = EffectRules { safety: Safety::RepeatableAndVerified, ..EffectRules::default() };
+        let json = r#"{"safety":"repeatable_and_verified","tries_max":16,"lease_ms":60000,"settle_ms":60000,"key_window_ms":86400000}"#;
+        assert_eq!(rules.to_json(), json);
+        assert_eq!(EffectRules::from_json(json), Some(rules));
+        // A newer version added a field, an older one wrote one less.
+        assert_eq!(EffectRules::from_json(r#"{"safety":"once","jitter":1}"#), Some(EffectRules::default()));
+        assert_eq!(EffectRules::from_json(r#"{"safety":"prayed"}"#), None);
+    }
 
     #[test]
     fn a_downstream_key_is_recognised() {

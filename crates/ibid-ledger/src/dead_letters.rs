@@ -1,12 +1,12 @@
 //! Dead letters for charges that the provider has and we don't: outbox rows that no worker executes.
 //!
-//! Each is written once per source and key, and stays until an operator discards it with a reason. It cannot be retried,
-//! because there is no call to make.
+//! Each is written once per source and key, and stays until an operator discards it with a reason. The reaper keeps the row
+//! of a discarded one, so it is not written again. A letter cannot be retried, because there is no call to make.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ibid_core::effect::{EffectRules, downstream_key};
+use ibid_core::effect::{ERROR_BYTES_MAX, EffectRules, downstream_key, stored_text};
 use ibid_core::key::Key;
 use ibid_core::machine::EffectState;
 use ibid_core::record::Nonce;
@@ -114,28 +114,30 @@ impl DeadLetter {
         now: Option<Timestamp>,
     ) -> Result<bool, SqlError> {
         let rules = EffectRules::default().with(|rules| rules.tries_max = 0);
-        let (bytes, key) = (rules.to_bytes(), downstream_key(record, BIRTH, &self.name));
+        let (json, key) = (rules.to_json(), downstream_key(record, BIRTH, &self.name));
+        let why = stored_text(&self.why, ERROR_BYTES_MAX);
         let tenant = Tenant::only();
-        let params = [
-            Param::Bytes(record.as_bytes()),
-            Param::maybe_i64(now.map(Timestamp::as_micros)),
-            Param::I64(BIRTH.0.cast_signed()),
-            Param::Text(&self.name),
-            Param::I64(self.nonce.0.cast_signed()),
-            Param::Text(DEAD_LETTER_KIND),
-            Param::I64(i64::from(EffectState::LETTER.code())),
-            Param::I64(i64::try_from(rules.lease().as_micros()).unwrap_or(i64::MAX)),
-            Param::Text(&key),
-            Param::Bytes(&bytes),
-            Param::Text(tenant.as_str()),
-            Param::Bytes(&self.payload),
-            Param::Text(&self.why),
-        ];
-        let statement = match tx.dialect() {
-            Dialect::Postgres => &ADD_POSTGRES,
-            Dialect::Sqlite => &ADD_SQLITE,
-        };
-        Ok(!tx.query(statement, &params).await?.is_empty())
+        let (id, now) = (Param::Bytes(record.as_bytes()), Param::maybe_i64(now.map(Timestamp::as_micros)));
+        let (birth, name) = (Param::I64(BIRTH.0.cast_signed()), Param::Text(&self.name));
+        let (nonce, kind) = (Param::I64(self.nonce.0.cast_signed()), Param::Text(DEAD_LETTER_KIND));
+        let state = Param::I64(i64::from(EffectState::LETTER.code()));
+        let lease = Param::I64(i64::try_from(rules.lease().as_micros()).unwrap_or(i64::MAX));
+        let (key, rules, tenant) = (Param::Text(&key), Param::Text(&json), Param::Text(tenant.as_str()));
+        let (payload, why) = (Param::Bytes(&self.payload), Param::Text(&why));
+        match tx.dialect() {
+            Dialect::Postgres => {
+                let params =
+                    [id, now, birth, name, nonce, kind, state, lease, key, rules, tenant, payload, why];
+                Ok(!tx.query(&ADD_ON_POSTGRES, &params).await?.is_empty())
+            }
+            Dialect::Sqlite => {
+                let added = tx.query(&ADD_ON_SQLITE, &[id, birth, name, key, rules, payload]).await?;
+                let Some(mut row) = added.into_iter().next() else { return Ok(false) };
+                let params = [Param::I64(row.i64()?), now, nonce, kind, state, lease, tenant, why];
+                tx.execute(&STATE_ADD_ON_SQLITE, &params).await?;
+                Ok(true)
+            }
+        }
     }
 }
 
@@ -162,8 +164,11 @@ const BIRTH: Nonce = Nonce(0);
 /// Rows in one transaction: it takes a few milliseconds, so no worker waits long for it.
 const BATCH_MAX: usize = 100;
 
-static ADD_POSTGRES: Statement =
+static ADD_ON_POSTGRES: Statement =
     Statement { text: include_str!("sql/postgres/dead_letter_add.sql"), columns: &[Type::I64] };
 
-static ADD_SQLITE: Statement =
+static ADD_ON_SQLITE: Statement =
     Statement { text: include_str!("sql/sqlite/dead_letter_add.sql"), columns: &[Type::I64] };
+
+static STATE_ADD_ON_SQLITE: Statement =
+    Statement { text: include_str!("sql/sqlite/dead_letter_state_add.sql"), columns: &[] };

@@ -247,15 +247,21 @@ pub fn insert(name: &TestRecord, draft: Draft) -> Change {
 
 /// Builds a change of the record as it was read, within its generation.
 pub fn replace(before: &Record, draft: Draft) -> Change {
-    let draft = Draft { birth: before.birth, owner: before.owner, ..draft };
+    let draft = Draft { birth: before.birth, owner: before.owner, ..with_status_of(before, draft) };
     write(before.id, Expect::Version(before.version), nonce(), draft)
 }
 
 /// Builds a change of the record as it was read, if its due instant has passed.
 pub fn take_over(before: &Record, draft: Draft) -> Change {
     let nonce = nonce();
-    let draft = Draft { birth: before.birth, owner: nonce, ..draft };
+    let draft = Draft { birth: before.birth, owner: nonce, ..with_status_of(before, draft) };
     write(before.id, Expect::Due(before.version), nonce, draft)
+}
+
+/// Keeps the status of the stored response: a change that leaves the response alone, as the machine makes it, does.
+fn with_status_of(before: &Record, mut draft: Draft) -> Draft {
+    draft.note.status = draft.note.status.or(before.note.status);
+    draft
 }
 
 fn write(id: RecordId, expect: Expect, nonce: Nonce, draft: Draft) -> Change {

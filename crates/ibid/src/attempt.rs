@@ -17,7 +17,7 @@ use ibid_core::scope::RecordId;
 use ibid_core::store::RenewOutcome;
 use metrics::counter;
 
-use crate::engine::{AttemptSlot, GiveUp, LeasedAt, run_to_completion};
+use crate::engine::{AttemptPermit, GiveUp, LeasedAt, run_to_completion};
 use crate::ibid::Ibid;
 use crate::outcome::Outcome;
 use crate::telemetry;
@@ -48,7 +48,7 @@ pub struct Attempt {
     /// The progress of this run through its phases.
     pub(crate) progress: Progress,
     /// Counts the attempt. Dropped last: a shutdown waits for it.
-    slot: Arc<AttemptSlot>,
+    permit: Arc<AttemptPermit>,
 }
 
 /// Callback for the outcome of an attempt that ends in the caller's transaction.
@@ -78,12 +78,12 @@ impl Attempt {
         after: RecoveryPoint,
         leased_at: Instant,
     ) -> Attempt {
-        let slot = ibid.engine().attempt_slots.take(&begun.identity.tenant);
-        Attempt::with_slot(slot, ibid, ask, begun, after, leased_at)
+        let permit = ibid.engine().attempt_slots.take(&begun.identity.tenant);
+        Attempt::with_permit(permit, ibid, ask, begun, after, leased_at)
     }
 
-    fn with_slot(
-        slot: Arc<AttemptSlot>,
+    fn with_permit(
+        permit: Arc<AttemptPermit>,
         ibid: Ibid,
         ask: Arc<BeginRequest>,
         begun: Arc<Record>,
@@ -91,7 +91,7 @@ impl Attempt {
         leased_at: Instant,
     ) -> Attempt {
         Attempt {
-            slot,
+            permit,
             ibid,
             ask,
             begun,
@@ -123,7 +123,7 @@ impl Attempt {
     /// Creates a copy that ends nothing when it is dropped.
     pub(crate) fn stand_in(&self) -> Attempt {
         let (ibid, ask, begun) = (self.ibid.clone(), self.ask.clone(), self.begun.clone());
-        let mut copy = Attempt::with_slot(self.slot.clone(), ibid, ask, begun, 0, self.leased_at.get());
+        let mut copy = Attempt::with_permit(self.permit.clone(), ibid, ask, begun, 0, self.leased_at.get());
         copy.ended = true;
         copy
     }
@@ -368,13 +368,13 @@ impl Attempt {
             ask: self.ask.clone(),
             begun: self.begun.clone(),
             proof: None,
-            slot: self.slot.clone(),
+            permit: self.permit.clone(),
         };
         (self.end(End::Uncertain(why), None).await, late)
     }
 
     async fn end(&self, end: End, response: Option<Arc<Response>>) -> Outcome {
-        end_of(&self.ibid, &self.ask, &self.begun, &self.slot, end, response).await
+        end_of(&self.ibid, &self.ask, &self.begun, &self.permit, end, response).await
     }
 }
 
@@ -384,8 +384,8 @@ pub struct LateAnswer {
     ask: Arc<BeginRequest>,
     begun: Arc<Record>,
     proof: Option<Proof>,
-    /// The slot of the attempt: a shutdown waits for handlers whose late response is still read.
-    slot: Arc<AttemptSlot>,
+    /// The permit of the attempt: a shutdown waits for handlers whose late response is still read.
+    permit: Arc<AttemptPermit>,
 }
 
 impl LateAnswer {
@@ -426,7 +426,7 @@ impl LateAnswer {
     }
 
     async fn end(&self, end: End, response: Option<Arc<Response>>) -> Outcome {
-        end_of(&self.ibid, &self.ask, &self.begun, &self.slot, end, response).await
+        end_of(&self.ibid, &self.ask, &self.begun, &self.permit, end, response).await
     }
 }
 
@@ -477,12 +477,12 @@ async fn end_of(
     ibid: &Ibid,
     ask: &Arc<BeginRequest>,
     begun: &Arc<Record>,
-    slot: &Arc<AttemptSlot>,
+    permit: &Arc<AttemptPermit>,
     end: End,
     response: Option<Arc<Response>>,
 ) -> Outcome {
     let runtime = &ibid.engine().runtime;
-    let (ibid, ask, begun, slot) = (ibid.clone(), ask.clone(), begun.clone(), slot.clone());
+    let (ibid, ask, begun, permit) = (ibid.clone(), ask.clone(), begun.clone(), permit.clone());
     let ended = run_to_completion(runtime, async move {
         let (started, engine, record) = (Instant::now(), ibid.engine().clone(), begun.id);
         let bytes = end.bytes() + response.as_ref().map_or(0, |response| response.body.len());
@@ -504,7 +504,7 @@ async fn end_of(
                 Outcome::NotDurable
             }
         };
-        drop(slot);
+        drop(permit);
         if matches!(finished, Outcome::NotDurable) {
             counter!(telemetry::NOT_STORED).increment(1);
         }

@@ -129,6 +129,7 @@ macro_rules! statements_on {
     };
 }
 
+#[cfg(feature = "postgres")]
 pub(crate) use statements_on;
 
 statements_on!(SqliteConnection);

@@ -63,13 +63,15 @@ fn print_stats(stats: &ReapStats, as_json: bool, out: &mut dyn Write) -> Result<
     if as_json {
         return print_json(out, &stats_json(stats));
     }
-    let ReapStats { settled, stripped, removed, effects, history, pages, held, unfinished: _ } = *stats;
+    let ReapStats { settled, stripped, removed, effects, history, policies, pages, held, unfinished: _ } =
+        *stats;
     let fields = [
         ("never claimed, stored as 408", settled.to_string()),
         ("answers removed, tombstones left", stripped.to_string()),
         ("records removed", removed.to_string()),
         ("effects removed", effects.to_string()),
         ("lines of history removed", history.to_string()),
+        ("policies removed", policies.to_string()),
         ("pages given back", pages.to_string()),
         ("records held by rows that refer to them", held.to_string()),
     ];
@@ -77,10 +79,11 @@ fn print_stats(stats: &ReapStats, as_json: bool, out: &mut dyn Write) -> Result<
 }
 
 fn stats_json(stats: &ReapStats) -> Value {
-    let ReapStats { settled, stripped, removed, effects, history, pages, held, unfinished: _ } = *stats;
+    let ReapStats { settled, stripped, removed, effects, history, policies, pages, held, unfinished: _ } =
+        *stats;
     json!({
         "settled": settled, "stripped": stripped, "removed": removed, "effects": effects,
-        "history": history, "pages": pages, "held": held,
+        "history": history, "policies": policies, "pages": pages, "held": held,
     })
 }
 

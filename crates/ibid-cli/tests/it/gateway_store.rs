@@ -240,7 +240,9 @@ async fn a_gateway_starts_while_another_process_holds_the_write_lock(on: On) {
     assert_eq!(first.call(&pay("before")).await.status, 200);
     let lock = WriteLock::on(&setup).await;
     let second = setup.start();
-    assert_eq!(second.page("/readyz").await.status, 200);
+    assert_eq!(second.page("/healthz").await.status, 200);
     drop(lock);
+    // Not before: while the lock is held on SQLite, no key can be reserved.
+    assert_eq!(second.page("/readyz").await.status, 200);
     assert!(is_replay(&second.call(&pay("before")).await));
 }

@@ -218,9 +218,12 @@ fn effect(setup: &Setup, key: &str, kind: &str, state: u8, provider_id: Option<&
     sql(
         setup,
         &format!(
-            "insert into ibid_effect (record, birth, name, count, nonce, kind, state, open, tries, lease_us, created_at, \
-             done_at, downstream_key, rules, owes, tenant, payload, provider_id) values ({bytes}, 1, '{key}', 1, 1, '{kind}', \
-             {state}, true, 0, 1, 1, {done_at}, '{key}', {bytes}, false, 't', {bytes}, {provider_id})"
+            "insert into ibid_effect_call (record, birth, name, owes, letter, downstream_key, rules) \
+             values ({bytes}, 1, '{key}', false, false, '{key}', '{{}}'); \
+             insert into ibid_effect (seq, count, nonce, kind, state, blocked, dead_letter, tries, lease_us, created_at, \
+             done_at, tenant, provider_id) \
+             select seq, 1, 1, '{kind}', {state}, false, false, 0, 1, 1, {done_at}, 't', {provider_id} \
+             from ibid_effect_call where name = '{key}'"
         ),
     );
 }

@@ -57,12 +57,15 @@ pub(crate) fn dead_effect(setup: &Setup, record: &str, name: &str) -> i64 {
     let id: Vec<u8> = (0..record.len()).step_by(2).map(bytes).collect();
     let connection = rusqlite::Connection::open(setup.database()).expect("the file opens");
     connection.busy_timeout(std::time::Duration::from_secs(10)).expect("a time-out can be set");
-    let insert = "insert into ibid_effect (record, birth, name, count, nonce, kind, state, open, tries, lease_us, created_at,
-        downstream_key, rules, owes, tenant, payload) values (?1, 1, ?2, 1, 7, 'charge', 5, 1, 3, 60000000, 1, 'k', ?3, 0, '-', x'')";
-    connection
-        .execute(insert, rusqlite::params![id, name, EffectRules::default().to_bytes()])
-        .expect("a row");
-    connection.last_insert_rowid()
+    let call =
+        "insert into ibid_effect_call (record, birth, name, owes, letter, downstream_key, rules, payload)
+        values (?1, 1, ?2, 0, 0, 'k', ?3, x'')";
+    connection.execute(call, rusqlite::params![id, name, EffectRules::default().to_json()]).expect("a row");
+    let seq = connection.last_insert_rowid();
+    let effect = "insert into ibid_effect (seq, count, nonce, kind, state, blocked, dead_letter, tries, lease_us, created_at,
+        tenant) values (?1, 1, 7, 'charge', 5, 0, 1, 3, 60000000, 1, '-')";
+    connection.execute(effect, [seq]).expect("a row");
+    seq
 }
 
 async fn an_operator_resolves_a_record_by_an_id_prefix(on: On) {

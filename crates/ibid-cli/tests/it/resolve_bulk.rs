@@ -88,7 +88,8 @@ async fn one_command_resolves_more_than_a_page_of_records(on: On) {
     let done: Value = serde_json::from_str(&out).expect("JSON");
     assert_eq!((code, done), (0, json!({ "done": 1100, "refused": [] })), "{stderr}");
     for name in &names {
-        let history = store.history(name.id).await.expect("a history");
+        let history =
+            store.browse().expect("a store that can be browsed").history(name.id).await.expect("a history");
         let line = "resolved as executed (201), unknown to completed, by ann: their outage of Monday";
         assert_eq!(history.iter().map(|(_, line)| line.detail.as_str()).collect::<Vec<_>>(), [line]);
     }

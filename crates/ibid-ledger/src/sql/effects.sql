@@ -1,3 +1,5 @@
--- Every call in the outbox, by the key that the provider was given. The state is a code; when it was done, in
--- microseconds since the epoch.
-select downstream_key as key, provider_id, kind, name, state, tenant, done_at from ibid_effect order by seq
+-- Lists every call in the outbox by the key that the provider got. The state is a code; `done_at` is in microseconds since 1970.
+select c.downstream_key as key, e.provider_id, e.kind, c.name, e.state, e.tenant, e.done_at
+from ibid_effect e
+join ibid_effect_call c on c.seq = e.seq
+order by e.seq

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ibid::Store;
 use ibid::operator::OperatorAction;
@@ -11,6 +12,7 @@ use ibid::store::clock::Clock;
 use ibid::store::memory::MemoryStore;
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
+use ibid::upkeep::{Retention, reap_once};
 use ibid::{Ibid, Settings};
 use ibid_ledger::{
     Comparison, DEAD_LETTER_KIND, DeadLetterError, LedgerDifference, LedgerLine, write_dead_letters,
@@ -77,6 +79,16 @@ async fn each_dead_letter_is_written_once(store: Arc<dyn Store>) {
     // A dead letter that an operator has handled does not return with the next comparison.
     assert_eq!(write_dead_letters(&*store, "acme", &differences_found).await.unwrap(), 0);
     assert_eq!(load_dead_letters(&ibid).await.len(), 5);
+    // Nor when its retention is over: its line goes, its name stays.
+    let keep = Retention::default().with(|keep| keep.effects = Duration::ZERO);
+    assert_eq!(reap_once(&ibid, keep).await.unwrap().effects, 0);
+    assert_eq!(write_dead_letters(&*store, "acme", &differences_found).await.unwrap(), 0);
+    let all = load_dead_letters(&ibid).await;
+    assert_eq!(
+        all.iter().filter(|letter| letter.payload.is_empty()).map(|letter| letter.seq).collect::<Vec<_>>(),
+        [seq]
+    );
+    assert_eq!(all.len(), 5);
 }
 
 fn sqlite(path: &Path) -> Arc<dyn Store> {

@@ -24,9 +24,9 @@ struct TakenSlots {
     is_crowded: bool,
 }
 
-/// The slot of one attempt. All parts of an attempt that may outlive the others share it: the attempt, its end that is
+/// The permit of one attempt. All parts of an attempt that may outlive the others share it: the attempt, its end that is
 /// being written, its late answer.
-pub(crate) struct AttemptSlot {
+pub(crate) struct AttemptPermit {
     taken: Arc<Mutex<TakenSlots>>,
     tenant: Tenant,
     /// Dropped last: a shutdown waits for it.
@@ -48,7 +48,7 @@ impl AttemptSlots {
     }
 
     /// Takes a slot for an attempt. Whether there is room was checked before its key was reserved: from then on it runs.
-    pub(crate) fn take(&self, tenant: &Tenant) -> Arc<AttemptSlot> {
+    pub(crate) fn take(&self, tenant: &Tenant) -> Arc<AttemptPermit> {
         let mut taken = self.taken.lock();
         taken.count += 1;
         match taken.by_tenant.get_mut(tenant) {
@@ -56,7 +56,7 @@ impl AttemptSlots {
             None => drop(taken.by_tenant.insert(tenant.clone(), 1)),
         }
         let guard = self.drain.track_attempt();
-        Arc::new(AttemptSlot { taken: self.taken.clone(), tenant: tenant.clone(), _guard: guard })
+        Arc::new(AttemptPermit { taken: self.taken.clone(), tenant: tenant.clone(), _guard: guard })
     }
 
     /// Returns the bound that leaves no room for another attempt of this tenant, or `None` if there is room.
@@ -97,7 +97,7 @@ impl CrowdedBy {
     }
 }
 
-impl Drop for AttemptSlot {
+impl Drop for AttemptPermit {
     fn drop(&mut self) {
         let mut taken = self.taken.lock();
         taken.count -= 1;

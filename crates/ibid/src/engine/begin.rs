@@ -111,7 +111,7 @@ impl Engine {
         let decided = looked.unwrap_or(Err(UnavailableError::no_reply()))?;
         if decided.decision == Decision::Free {
             counter!(telemetry::ATTEMPTS_REFUSED, "by" => by.label()).increment(1);
-            return Err(UnavailableError::overloaded());
+            return Err(UnavailableError::no_room());
         }
         Ok(decided)
     }
@@ -210,11 +210,11 @@ impl Engine {
             Commit::Conflict(Some(stored)) if change.is_stored_as(&stored) => *stored,
             Commit::Conflict(newer) => {
                 let newer = newer.map(|stored| *stored);
-                lead.found(newer.as_ref(), at);
+                lead.publish(newer.as_ref(), at);
                 return Ok(Step::Lost(newer, at));
             }
         };
-        lead.found(Some(&stored), at);
+        lead.publish(Some(&stored), at);
         count_lapses(&change);
         if decision == Decision::Accepted && !self.confirm_identity().await {
             // The record was written late, perhaps after a pause, and the deliverer that finds it runs the request. It

@@ -73,7 +73,7 @@ impl BeginJoins {
 
 impl BeginLead<'_> {
     /// Gives the joined begins the record that they would have found.
-    pub(super) fn found(self, stored: Option<&StoredRecord>, sent_at: Instant) {
+    pub(super) fn publish(self, stored: Option<&StoredRecord>, sent_at: Instant) {
         self.result.send_replace(Some(FoundRecord { stored: stored.cloned(), sent_at }));
     }
 }
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     fn id(n: u8) -> RecordId {
-        RecordId::from_bytes([n; 32])
+        RecordId::from_bytes([n; RecordId::LEN])
     }
 
     fn lead(joins: &BeginJoins, n: u8) -> BeginLead<'_> {
@@ -131,9 +131,9 @@ mod tests {
         let _other = lead(&joins, 2);
         let mut joined = join(&joins, 1);
         let sent_at = Instant::now();
-        first.found(None, sent_at);
-        let found = joined.result().await.expect("a result");
-        assert!(found.stored.is_none() && found.sent_at == sent_at);
+        first.publish(None, sent_at);
+        let result = joined.result().await.expect("a result");
+        assert!(result.stored.is_none() && result.sent_at == sent_at);
         drop(lead(&joins, 1));
     }
 

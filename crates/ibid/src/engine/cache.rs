@@ -134,7 +134,7 @@ mod tests {
     use ibid_core::change::{Draft, Stamp};
     use ibid_testkit::contract::{TestRecord, draft, insert};
 
-    fn completed(path: &str) -> Arc<Record> {
+    fn completed_record(path: &str) -> Arc<Record> {
         let name = TestRecord::fresh();
         let mut draft =
             Draft { expires_in: Some(Duration::from_secs(3600)), ..draft(&name, State::Completed) };
@@ -151,7 +151,7 @@ mod tests {
     async fn long_paths_count_towards_the_bytes_of_the_cache() {
         let (cache, path) = (Cache::new(1 << 20, Duration::from_secs(60)), "/x".repeat(30_000));
         for _ in 0..100 {
-            put(&cache, &completed(&path));
+            put(&cache, &completed_record(&path));
         }
         assert!(cache.entries.len() <= (1 << 20) / path.len(), "{} entries", cache.entries.len());
         assert!(cache.entries.len() > 5);
@@ -160,9 +160,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn stale_entries_leave_without_being_asked_for() {
         let cache = Cache::new(1 << 20, Duration::from_secs(60));
-        put(&cache, &completed("/old"));
+        put(&cache, &completed_record("/old"));
         tokio::time::advance(Duration::from_secs(59)).await;
-        put(&cache, &completed("/new"));
+        put(&cache, &completed_record("/new"));
         cache.remove_stale();
         assert_eq!(cache.entries.len(), 2);
         tokio::time::advance(Duration::from_secs(1)).await;

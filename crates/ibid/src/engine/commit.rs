@@ -343,7 +343,7 @@ const SOON_TRIES_MAX: u32 = 6;
 /// that was taken away by mistake is back; but what can't be stored at all must not be sent indefinitely.
 const LATE_TRIES_MAX: u32 = 43_200;
 
-/// How long a send whose reply was lost may hold its row. PostgreSQL ends a session within seconds of losing its
+/// Time that a send whose reply was lost may hold its row. PostgreSQL ends a session within seconds of losing its
 /// connection, unless its commit waits for a standby; an operator's own lock must not hold up a sweep for longer.
 const LOST_REPLY_HOLDS_FOR: Duration = Duration::from_secs(30);
 

@@ -1,6 +1,6 @@
 //! Renews the leases of all live attempts of one process, many in one call of the store.
 //!
-//! A renewal is a write, on SQLite with a flush of its own. If each attempt renewed by itself, a slow upstream would become
+//! A renewal is a write, on SQLite with a separate flush. If each attempt renewed by itself, a slow upstream would become
 //! a busy store: three hundred new keys a second make as many renewals a second as soon as they last a third of a lease.
 
 use std::collections::{BTreeSet, HashMap};
@@ -115,7 +115,7 @@ impl LeaseKeeper {
         LeaseRenewal { shared: self.0.clone(), id }
     }
 
-    /// Renews the lease of a running record, whoever owns it: after the store's clock has stepped back it ends too late, and
+    /// Renews the lease of a running record of any owner: after the store's clock has stepped back it ends too late, and
     /// any process that sees that corrects it.
     pub(crate) fn shorten(&self, record: &Record) {
         {
@@ -192,8 +192,13 @@ impl Leases {
         self.order.first().map(|(next, _)| *next)
     }
 
-    /// Notes what came of the renewal of one lease. Returns the record if it has to be looked at.
-    fn renewed(&mut self, id: u64, sent_at: Instant, outcome: Option<RenewOutcome>) -> Option<Arc<Record>> {
+    /// Notes the outcome of the renewal of one lease. Returns the record if it has to be looked at.
+    fn record_outcome(
+        &mut self,
+        id: u64,
+        sent_at: Instant,
+        outcome: Option<RenewOutcome>,
+    ) -> Option<Arc<Record>> {
         let lease = self.kept.get(&id)?;
         let length = lease.record.policy.lease;
         let next = match outcome {
@@ -286,7 +291,7 @@ impl RenewalCall {
         for lease in &self.leases {
             let outcome = outcomes.next();
             if let Some(id) = lease.id
-                && let Some(record) = shared.leases.lock().renewed(id, self.sent_at, outcome)
+                && let Some(record) = shared.leases.lock().record_outcome(id, self.sent_at, outcome)
             {
                 lost.push((id, record));
             }
@@ -302,7 +307,7 @@ impl RenewalCall {
                     leases.continue_with(id, Some(stored.record));
                 }
                 Ok(Ok(_)) => leases.continue_with(id, None),
-                Ok(Err(_)) | Err(_) => drop(leases.renewed(id, self.sent_at, None)),
+                Ok(Err(_)) | Err(_) => drop(leases.record_outcome(id, self.sent_at, None)),
             }
         });
         join_all(looks).await;
@@ -317,7 +322,7 @@ impl RenewalCall {
             let mut leases = shared.leases.lock();
             for id in ids {
                 if leases.kept.get(&id).is_some_and(|lease| lease.next.is_none() && !lease.is_over) {
-                    leases.renewed(id, sent_at, None);
+                    leases.record_outcome(id, sent_at, None);
                 }
             }
         }
@@ -391,7 +396,7 @@ mod tests {
 
     fn record(lease: Duration) -> Arc<Record> {
         let name = contract::TestRecord::fresh();
-        let policy = Arc::new(Policy { lease, ..Policy::default() });
+        let policy = Arc::new(Policy::default().with(|policy| policy.lease = lease));
         let draft = Draft { policy, ..contract::draft(&name, State::InProgress) };
         let change = contract::insert(&name, draft);
         change.applied(Stamp { now: Timestamp::default() }, None).expect("a record")
@@ -405,14 +410,14 @@ mod tests {
             let leased_at = LeasedAt::new(start + second * begun);
             keeper.keep(record(minute), leased_at, start + minute * 100)
         };
-        let kept = [keep(0), keep(4), keep(5), keep(6)];
+        let renewals = [keep(0), keep(4), keep(5), keep(6)];
         let mut leases = keeper.0.leases.lock();
         assert!(leases.take(start + second * 19).is_none(), "none is past a third");
         let call = leases.take(start + second * 20).expect("one is past a third");
         assert_eq!((call.leases.len(), call.patience), (3, Duration::from_secs(10)));
         assert_eq!(leases.next(), Some(start + second * 26));
         drop(leases);
-        drop(kept);
+        drop(renewals);
         let leases = keeper.0.leases.lock();
         assert!(leases.kept.is_empty() && leases.order.is_empty());
     }
@@ -421,7 +426,7 @@ mod tests {
     fn a_call_is_bounded_and_renewal_ends_at_max_run() {
         let (keeper, start, minute) = (LeaseKeeper::default(), Instant::now(), Duration::from_secs(60));
         let keep = |until| keeper.keep(record(minute), LeasedAt::new(start), until);
-        let kept: Vec<_> = (0..BATCH_MAX + 1).map(|_| keep(start + minute)).collect();
+        let renewals: Vec<_> = (0..BATCH_MAX + 1).map(|_| keep(start + minute)).collect();
         let over = keep(start + minute / 3);
         let mut leases = keeper.0.leases.lock();
         assert!(leases.kept[&over.id].is_over, "its first renewal would be at the end of `max_run`");
@@ -429,6 +434,6 @@ mod tests {
         assert_eq!(call.leases.len(), BATCH_MAX);
         assert_eq!(leases.take(start + minute).expect("one is left").leases.len(), 1);
         drop(leases);
-        drop(kept);
+        drop(renewals);
     }
 }

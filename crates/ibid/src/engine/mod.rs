@@ -66,7 +66,7 @@ pub use retry_after::UnavailableError;
 pub(crate) use start::BecameUnknown;
 pub use start::{Settings, StartError};
 
-pub(crate) use attempt_slots::AttemptSlot;
+pub(crate) use attempt_slots::AttemptPermit;
 pub(crate) use begin::DecidedRequest;
 pub(crate) use commit::{GiveUp, Settlement, apply_change, count_lapses, still_owns};
 pub(crate) use detach::run_to_completion;

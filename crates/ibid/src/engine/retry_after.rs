@@ -29,7 +29,7 @@ impl UnavailableError {
     }
 
     /// Refuses a new key because too many attempts run. One of them ends every moment; which one is not known.
-    pub(super) fn overloaded() -> UnavailableError {
+    pub(super) fn no_room() -> UnavailableError {
         UnavailableError { retry_after: RETRY_AFTER_MIN, overloaded: true, asked: false }
     }
 

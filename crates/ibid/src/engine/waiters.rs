@@ -110,7 +110,7 @@ mod tests {
     fn one_tenants_waiters_leave_room_for_another_tenant() {
         let waiters = Waiters::default();
         let (greedy, other) = (Tenant::new("greedy").unwrap(), Tenant::new("other").unwrap());
-        let mut id = [0; 32];
+        let mut id = [0; RecordId::LEN];
         let mut entered = Vec::new();
         for n in 0..PER_TENANT_MAX {
             id[..8].copy_from_slice(&n.to_be_bytes());

@@ -70,7 +70,8 @@ impl EffectAction {
 }
 
 impl Operator {
-    /// Lists the effects that match `filter`, in outbox order, with the cursor of the next page if there is one.
+    /// Lists the effects that match `filter`, in outbox order, with the cursor of the next page if there is one. Effects that a
+    /// newer version of ibid wrote, and this one cannot read, are logged and left out.
     ///
     /// # Errors
     ///
@@ -79,14 +80,8 @@ impl Operator {
         &self,
         filter: EffectFilter,
     ) -> Result<(Vec<StoredEffect>, Option<i64>), OperatorError> {
-        let limit = filter.limit as usize;
-        // One more than asked for tells whether there are more.
-        let wider = filter.with(|filter| filter.limit = filter.limit.saturating_add(1));
-        let mut effects = store_tx::list(&*self.store, wider).await?.ok_or(OperatorError::NoOutbox)?;
-        let more = effects.len() > limit;
-        effects.truncate(limit);
-        let next = effects.last().filter(|_| more).map(|effect| effect.seq);
-        Ok((effects, next))
+        let page = store_tx::list(&*self.store, filter).await?.ok_or(OperatorError::NoOutbox)?;
+        Ok((page.effects, page.next))
     }
 
     /// Returns the effect with this number.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use ibid_core::change::{Change, History, HistoryKind as Line, StoredRecord};
-use ibid_core::effect::{EffectChange, StoredEffect};
+use ibid_core::effect::{ERROR_BYTES_MAX, EffectChange, StoredEffect, stored_text};
 use ibid_core::evidence::EventName;
 use ibid_core::machine::{self, AttemptResponse, EffectEvent, EffectState, Event, Verdict, change_effect};
 use ibid_core::response::Response;
@@ -44,8 +44,10 @@ impl EffectResult {
         EffectResult { event, made: Some(made), why: None, provider_id: None, evidence: None }
     }
 
+    /// Creates the result of a call that failed. The reason is cleaned here, because the handler gets it, too, and may store it
+    /// with its rows.
     pub(crate) fn because(event: EffectEvent, why: impl Into<String>) -> EffectResult {
-        let why = Some(bounded(why.into()));
+        let why = Some(stored_text(&why.into(), ERROR_BYTES_MAX).into_owned());
         EffectResult { event, made: None, why, provider_id: None, evidence: None }
     }
 
@@ -200,7 +202,7 @@ impl<D: Database> ResultWriter<'_, D> {
             due_in: Some(self.effect.rules.lease()),
             result: result.made.as_ref().map(|made| encode_unrecorded(self.effect, made)),
             provider_id: result.provider_id(),
-            last_error: Some(bounded(format!("its end could not be written: {error}"))),
+            last_error: Some(format!("its end could not be written: {error}")),
             ..EffectChange::touch(self.effect, nonce())
         };
         let write = async {
@@ -363,23 +365,11 @@ fn settled_effect(change: &EffectChange, result: &EffectResult) -> Option<Settle
     }
 }
 
-/// Cuts a text to at most [`ERROR_BYTES_MAX`] bytes.
-pub(crate) fn bounded(mut text: String) -> String {
-    if text.len() > ERROR_BYTES_MAX {
-        text.truncate(text.floor_char_boundary(ERROR_BYTES_MAX));
-        text.push('…');
-    }
-    text
-}
-
 /// First pause between two tries: about as long as one commit on a healthy disk.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 
 /// Longest pause between two tries: short enough to notice the end of an outage well within a lease.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-
-/// Bytes of a handler's error that are stored: a provider's message fits, a page of HTML does not.
-const ERROR_BYTES_MAX: usize = 1024;
 
 #[cfg(test)]
 pub(super) mod tests {

@@ -3,17 +3,14 @@
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-use ibid_core::effect::{EffectFilter, StoredEffect};
+use ibid_core::effect::EffectFilter;
 use ibid_core::sql::{SqlError, SqlTx};
 use ibid_core::store::{BoxFuture, SqlStore, Store, StoreError, Work};
 
-use super::statements;
+use super::statements::{self, EffectPage};
 
 /// Lists the effects that match `filter`, in outbox order. Returns `None` if the store has no outbox.
-pub(crate) async fn list(
-    store: &dyn Store,
-    filter: EffectFilter,
-) -> Result<Option<Vec<StoredEffect>>, StoreError> {
+pub(crate) async fn list(store: &dyn Store, filter: EffectFilter) -> Result<Option<EffectPage>, StoreError> {
     let Some(sql) = store.sql() else { return Ok(None) };
     let now = sql.now();
     run(sql, move |tx| Box::pin(async move { statements::list(tx, &filter, now).await })).await.map(Some)

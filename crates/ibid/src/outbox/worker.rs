@@ -264,7 +264,7 @@ impl<D: Database + 'static> Worker<D> {
     /// Fails if the effects could not be claimed.
     pub async fn run_once(&self) -> Result<WorkerRound, TxError> {
         let mut running = JoinSet::new();
-        for claim in self.claim(self.concurrency, true).await? {
+        for claim in self.claim(self.concurrency, true).await?.claims {
             self.start(&mut running, claim);
         }
         let mut round = WorkerRound::default();
@@ -282,12 +282,12 @@ impl<D: Database + 'static> Worker<D> {
         running: &mut JoinSet<(Ended, bool)>,
     ) -> bool {
         match self.claim(free, all_reasons).await {
-            Ok(claims) => {
+            Ok(Look { claims, more_turns }) => {
                 let full = claims.len() >= free;
                 for claim in claims {
                     self.start(running, claim);
                 }
-                full
+                full || more_turns
             }
             Err(error) => {
                 // The next poll tries again.
@@ -329,8 +329,9 @@ impl<D: Database + 'static> Worker<D> {
         running.spawn(async move { (claimed.execute().await, is_ordered) }.instrument(span));
     }
 
-    /// Claims up to `limit` due effects: for every reason, or only those whose call has to be made.
-    async fn claim(&self, limit: usize, all_reasons: bool) -> Result<Vec<Claim>, TxError> {
+    /// Gives turns to aggregates and claims up to `limit` due effects: for every reason, or only those whose call has to be
+    /// made.
+    async fn claim(&self, limit: usize, all_reasons: bool) -> Result<Look, TxError> {
         let mut tries = 0;
         loop {
             match self.claim_once(limit, all_reasons).await {
@@ -340,7 +341,7 @@ impl<D: Database + 'static> Worker<D> {
         }
     }
 
-    async fn claim_once(&self, limit: usize, all_reasons: bool) -> Result<Vec<Claim>, TxError> {
+    async fn claim_once(&self, limit: usize, all_reasons: bool) -> Result<Look, TxError> {
         let at = Instant::now();
         let mut tx = self.handlers.database.begin().await?;
         let store = sql(&self.ibid)?;
@@ -349,6 +350,9 @@ impl<D: Database + 'static> Worker<D> {
         }
         let terms = WriteOptions::of(store);
         let kinds: Vec<String> = self.handlers.by_kind.keys().cloned().collect();
+        // First, so that an effect that gets its turn now is claimed by this look.
+        let turns = statements::give_turns(&mut tx).await?;
+        let more_turns = turns.more;
         let mut claims = Vec::new();
         let reasons = ClaimReason::ALL.into_iter();
         for reason in reasons.filter(|reason| all_reasons || *reason == ClaimReason::Call) {
@@ -361,9 +365,14 @@ impl<D: Database + 'static> Worker<D> {
             claims.extend(effects.into_iter().map(|effect| Claim { effect, reason, is_confirmed: true, at }));
         }
         if claims.is_empty() {
-            // If the rollback fails, the database rolls back when the connection closes.
-            let _ = tx.rollback().await;
-            return Ok(claims);
+            if turns.any {
+                // If the commit gets no reply, the turns are given or still stored; a later look handles what is left.
+                tx.commit().await?;
+            } else {
+                // If the rollback fails, the database rolls back when the connection closes.
+                let _ = tx.rollback().await;
+            }
+            return Ok(Look { claims, more_turns });
         }
         if failpoint::at("claim.before").await == Hit::Error {
             return Err(SqlError::new(SqlFault::Serialization, "a failpoint").into());
@@ -375,7 +384,7 @@ impl<D: Database + 'static> Worker<D> {
             committed => committed,
         };
         match committed {
-            Ok(()) => Ok(claims),
+            Ok(()) => Ok(Look { claims, more_turns }),
             Err(error) if error.fault() == SqlFault::Lost => {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
@@ -386,11 +395,18 @@ impl<D: Database + 'static> Worker<D> {
                 // claimed, if they are, until their lease lapses.
                 claims.retain(|claim| claim.reason == ClaimReason::Call);
                 claims.iter_mut().for_each(|claim| claim.is_confirmed = false);
-                Ok(claims)
+                Ok(Look { claims, more_turns })
             }
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// Result of one look at the outbox.
+struct Look {
+    claims: Vec<Claim>,
+    /// `true` if there may be more turns of aggregates than this look has handled.
+    more_turns: bool,
 }
 
 /// An effect that this worker has claimed.

@@ -251,8 +251,8 @@ pub(crate) fn mark(mark: InstantChange) -> Param<'static> {
 
 /// One statement in each dialect.
 pub(crate) struct DialectSql {
-    postgres: Statement,
-    sqlite: Statement,
+    pub(crate) postgres: Statement,
+    pub(crate) sqlite: Statement,
 }
 
 impl DialectSql {

@@ -49,6 +49,7 @@ impl RunSampler {
 
     /// Returns the retentions of the policies in microseconds, each once. Of the records of one retention, those that were
     /// begun last are the last in the reaper's index, where PostgreSQL finds them.
+    #[cfg(feature = "postgres")]
     pub(super) fn retentions(&self) -> Vec<i64> {
         let kept = |policy: &Policy| i64::try_from(policy.retention.as_micros()).unwrap_or(i64::MAX);
         let mut all: Vec<i64> = self.0.values().map(kept).collect();
@@ -101,6 +102,7 @@ impl RunSampler {
 }
 
 /// A store has one or two retentions; a program with more makes them up.
+#[cfg(feature = "postgres")]
 const RETENTIONS_MAX: usize = 16;
 
 /// Records that are looked at, on PostgreSQL for each retention: enough for a p99, and some milliseconds' work.
@@ -156,6 +158,7 @@ mod tests {
         let figures = sampler().figures(vec![row("/a", 5), row("/b", 9)]);
         assert_eq!((figures[0].p99, figures[0].has_others), (Duration::from_millis(9), true));
         assert!(sampler().figures(Vec::new()).is_empty());
+        #[cfg(feature = "postgres")]
         assert_eq!(sampler().retentions().len(), 1);
     }
 }

@@ -8,7 +8,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use ibid_core::change::{Change, StoredRecord};
-use ibid_core::effect::NewEffect;
+use ibid_core::effect::{InvalidEffect, NewEffect};
 use ibid_core::machine::{self, Decision, Event, Verdict};
 use ibid_core::record::{ErrorCode, Record, State};
 use ibid_core::response::Response;
@@ -25,6 +25,7 @@ use crate::attempt::{Attempt, into_answer};
 use crate::engine::{GiveUp, UnavailableError, apply_change, still_owns};
 use crate::failpoint::{self, Hit};
 use crate::ibid::Ibid;
+use crate::outbox;
 use crate::outcome::Outcome;
 use crate::random::nonce;
 use crate::telemetry;
@@ -74,6 +75,9 @@ pub enum TxError {
     /// The record already has an effect with this name.
     #[error("the record already has an effect `{0}`")]
     EffectExists(String),
+    /// The effect's name, kind or aggregate is too long or contains a NUL.
+    #[error(transparent)]
+    InvalidEffect(#[from] InvalidEffect),
     /// `finish` was called although an enqueued effect owes the response, or `owe` although none does.
     #[error("call `finish` with a response, or `owe` if an enqueued effect owes it, not both")]
     AnswerConflict,
@@ -217,20 +221,22 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
     ///
     /// # Errors
     ///
-    /// Fails with [`TxError::EffectExists`] if the record already has an effect with this name, and with [`TxError::Sql`] if
-    /// the statement fails.
+    /// Fails with [`TxError::EffectExists`] if the record already has an effect with this name, with
+    /// [`TxError::InvalidEffect`] if its name, kind or aggregate can't be stored, and with [`TxError::Sql`] if the statement
+    /// fails.
     ///
     /// # Cancel safety
     ///
     /// Not cancel safe: the effect may be in the transaction or not. Roll the transaction back.
     pub async fn enqueue(&mut self, mut effect: NewEffect) -> Result<(), TxError> {
+        effect.check()?;
         let now = self.terms()?.now;
         if effect.trace.is_none() {
             effect.trace.clone_from(&self.attempt.ask().trace);
         }
         let record = &self.held.stored.record;
         let tx = self.tx.as_mut().ok_or(TxError::Ended)?;
-        if !statements::enqueue(tx, record, &effect, nonce(), now).await? {
+        if !outbox::statements::enqueue(tx, record, &effect, nonce(), now).await? {
             return Err(TxError::EffectExists(effect.name));
         }
         if failpoint::at("enqueue.after").await == Hit::Error {

@@ -191,7 +191,8 @@ impl<T: OwnedTx> TxHandle<T> {
     ///
     /// # Errors
     ///
-    /// [`TxError::EffectExists`] if the record has an effect of this name, else the error of the statement.
+    /// Fails with [`TxError::EffectExists`] if the record has an effect of this name, with [`TxError::InvalidEffect`] if its
+    /// name, kind or aggregate can't be stored, and otherwise with the error of the statement.
     ///
     /// # Cancel safety
     ///

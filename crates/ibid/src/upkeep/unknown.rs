@@ -49,9 +49,10 @@ async fn has_open_effect(store: &dyn Store, record: &Record) -> Result<bool, Sto
         filter.record = Some(record.id);
         filter.limit = EFFECTS_MAX;
     });
-    let effects = store_tx::list(store, filter).await?.unwrap_or_default();
-    // A record with that many effects is left alone, whatever their states.
-    Ok(effects.len() as u32 == EFFECTS_MAX || effects.iter().any(|effect| !effect.state.is_final()))
+    let page = store_tx::list(store, filter).await?.unwrap_or_default();
+    // A record with more effects, or with one that a newer version of ibid wrote, is left alone.
+    let is_partial = page.next.is_some() || page.unreadable > 0;
+    Ok(is_partial || page.effects.iter().any(|effect| !effect.state.is_final()))
 }
 
 /// Records read at once.

@@ -19,7 +19,7 @@ use ibid_core::fingerprint::Pointer;
 use ibid_core::policy::{BindRule, Policy};
 use ibid_core::record::{Record, State as RecordState};
 use ibid_core::scope::{Operation, Tenant};
-use ibid_core::store::{Browse, RecordFilter};
+use ibid_core::store::{RecordFilter, Store};
 use ibid_core::time::Timestamp;
 use ibid_testkit::faults::{FaultyStore, StoreFault};
 use serde_json::{Value, json};
@@ -142,7 +142,16 @@ impl World {
 
     async fn record(&self, key: &str) -> Arc<Record> {
         let filter = RecordFilter::default().with(|filter| filter.key = Some(key.to_owned()));
-        self.store.list(filter).await.expect("a list").pop().expect("a record").record
+        self.store
+            .browse()
+            .expect("a store that can be browsed")
+            .list(filter)
+            .await
+            .expect("a list")
+            .items
+            .pop()
+            .expect("a record")
+            .record
     }
 
     /// Advances the clock past the end of all running attempts, so that later events postdate them.
@@ -158,7 +167,13 @@ impl World {
 
     /// Returns the lines of this kind in a record's history.
     async fn history(&self, key: &str, what: HistoryKind) -> Vec<String> {
-        let lines = self.store.history(self.record(key).await.id).await.expect("a history");
+        let lines = self
+            .store
+            .browse()
+            .expect("a store that can be browsed")
+            .history(self.record(key).await.id)
+            .await
+            .expect("a history");
         lines.into_iter().filter(|(_, line)| line.what == what).map(|(_, line)| line.detail).collect()
     }
 
@@ -216,7 +231,16 @@ async fn not_executed_is_ignored_while_it_could_still_execute() {
         let request = Request::post("/pay").header("idempotency-key", "k").header("x-do", "gate");
         app.oneshot(request.body(Body::from("{}")).expect("a request"))
     });
-    while world.store.list(RecordFilter::default()).await.expect("a list").is_empty() {
+    while world
+        .store
+        .browse()
+        .expect("a store that can be browsed")
+        .list(RecordFilter::default())
+        .await
+        .expect("a list")
+        .items
+        .is_empty()
+    {
         tokio::task::yield_now().await;
     }
     world.hands.advance(Duration::from_secs(10));
@@ -252,7 +276,16 @@ async fn an_early_webhook_is_applied_once_the_record_is_unknown() {
         let request = Request::post("/pay").header("idempotency-key", "k").header("x-do", "gate");
         app.oneshot(request.body(Body::from("{}")).expect("a request"))
     });
-    while world.store.list(RecordFilter::default()).await.expect("a list").is_empty() {
+    while world
+        .store
+        .browse()
+        .expect("a store that can be browsed")
+        .list(RecordFilter::default())
+        .await
+        .expect("a list")
+        .items
+        .is_empty()
+    {
         tokio::task::yield_now().await;
     }
     assert_eq!(world.hook(&unsigned_webhook("evt_1", "declined", "k")).await, word(202, "kept"));
@@ -357,7 +390,16 @@ async fn an_unsigned_webhook_learns_nothing() {
     assert_eq!(world.send(large).await.0, 413);
     assert_eq!(world.record("k").await.state, RecordState::Unknown);
     assert!(
-        world.store.list(RecordFilter::default()).await.expect("a list").len() == 1,
+        world
+            .store
+            .browse()
+            .expect("a store that can be browsed")
+            .list(RecordFilter::default())
+            .await
+            .expect("a list")
+            .items
+            .len()
+            == 1,
         "no record was made"
     );
 }

@@ -25,7 +25,7 @@ use ibid::store::memory::MemoryStore;
 use ibid::{Ibid, Settings};
 use ibid_core::policy::{AfterExpiry, BindRule, InFlight, KeyRule, Policy};
 use ibid_core::scope::Tenant;
-use ibid_core::store::{Browse, RecordFilter, Store};
+use ibid_core::store::{RecordFilter, Store};
 use ibid_core::time::Timestamp;
 use ibid_testkit::faults::{FaultyStore, StoreFault};
 use tokio::sync::{Notify, Semaphore};
@@ -236,12 +236,26 @@ impl World {
     }
 
     async fn records(&self) -> usize {
-        self.store.list(RecordFilter::default()).await.unwrap().len()
+        self.store
+            .browse()
+            .expect("a store that can be browsed")
+            .list(RecordFilter::default())
+            .await
+            .unwrap()
+            .items
+            .len()
     }
 
     /// Returns the state of the only record.
     async fn state(&self) -> String {
-        let records = self.store.list(RecordFilter::default()).await.unwrap();
+        let records = self
+            .store
+            .browse()
+            .expect("a store that can be browsed")
+            .list(RecordFilter::default())
+            .await
+            .unwrap()
+            .items;
         assert_eq!(records.len(), 1, "one record");
         records[0].record.state.name().to_owned()
     }
@@ -436,7 +450,15 @@ async fn forty_waiters_on_a_request_that_fails_never_run_it() {
             tokio::task::yield_now().await;
         }
         // The gate stays shut. The test ends the record itself, with the status in question.
-        let stored = world.store.list(RecordFilter::default()).await.unwrap().remove(0);
+        let stored = world
+            .store
+            .browse()
+            .expect("a store that can be browsed")
+            .list(RecordFilter::default())
+            .await
+            .unwrap()
+            .items
+            .remove(0);
         end_by_hand(&world, stored, what).await;
         for waiter in waiters {
             let refused = waiter.await.unwrap();
@@ -450,7 +472,7 @@ async fn forty_waiters_on_a_request_that_fails_never_run_it() {
 async fn end_by_hand(world: &World, stored: ibid_core::change::StoredRecord, status: &str) {
     use ibid_core::machine::{AttemptResponse, Event, Verdict, decide};
     // A stored response: a 5xx counts only if it was read to its end.
-    let kept = Some(ibid_core::response::Response::plain(503, "text/plain", String::new()).to_bytes());
+    let kept = Some(Arc::new(ibid_core::response::Response::plain(503, "text/plain", String::new())));
     let answer = AttemptResponse {
         status: status.parse().unwrap(),
         retry_after: false,
@@ -463,7 +485,7 @@ async fn end_by_hand(world: &World, stored: ibid_core::change::StoredRecord, sta
     let Verdict::Write(change, _) = decide(Some(&stored.record), &event, stored.now) else {
         panic!("it writes")
     };
-    let fate = world.store.commit(vec![change]).await.remove(0);
+    let fate = world.store.commit(change, None).await;
     assert!(matches!(fate, Ok(ibid_core::change::Commit::Done(_))));
 }
 

@@ -23,7 +23,7 @@ use ibid_core::key_source::KeyFrom;
 use ibid_core::policy::{AnswerRule, BindRule, KeyRule, PathRule, Policy};
 use ibid_core::record::{State, Version};
 use ibid_core::scope::{RecordId, ScopeRule, Tenant};
-use ibid_core::store::{Browse, RecordFilter};
+use ibid_core::store::{RecordFilter, Store};
 use ibid_core::time::Timestamp;
 use ibid_testkit::faults::{FaultyStore, StoreFault};
 use tower::{Layer, ServiceExt};
@@ -85,12 +85,26 @@ impl World {
     }
 
     async fn versions(&self) -> Vec<Version> {
-        let all = self.store.list(RecordFilter::default()).await.expect("the store answers");
+        let all = self
+            .store
+            .browse()
+            .expect("a store that can be browsed")
+            .list(RecordFilter::default())
+            .await
+            .expect("the store answers")
+            .items;
         all.iter().map(|stored| stored.record.version).collect()
     }
 
     async fn records(&self) -> Vec<(RecordId, State)> {
-        let all = self.store.list(RecordFilter::default()).await.expect("the store answers");
+        let all = self
+            .store
+            .browse()
+            .expect("a store that can be browsed")
+            .list(RecordFilter::default())
+            .await
+            .expect("the store answers")
+            .items;
         all.iter().map(|stored| (stored.record.id, stored.record.state)).collect()
     }
 }

@@ -36,6 +36,7 @@ mod store_memory;
 #[cfg(feature = "postgres")]
 mod store_postgres;
 mod store_sqlite;
+mod store_sqlite_order;
 mod store_sqlite_run;
 mod store_sqlite_shared;
 mod sweeper;

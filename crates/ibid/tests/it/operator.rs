@@ -197,7 +197,7 @@ async fn acknowledging_a_dead_letter_changes_nothing_else() {
     let stored_fields = |stored: &StoredRecord| {
         let record = &stored.record;
         let instants = (record.due_at, record.expires_at, record.purge_at);
-        (record.state, record.birth, record.attempt, record.note.status, instants, stored.answer.clone())
+        (record.state, record.birth, record.attempt, record.note.status, instants, stored.response.clone())
     };
     assert_eq!(stored_fields(&after), stored_fields(&before));
     let stored = world.operator.history(before.record.id).await.expect("it is there").stored;
@@ -240,7 +240,7 @@ async fn a_dead_letter_outlives_its_retention_until_acknowledged() {
     world.hands.advance(Policy::default().retention * 10);
     upkeep::reap_once(&node, Retention::default()).await.expect("the store answers");
     let stored = world.operator.history(letter.id).await.expect("it is there").stored;
-    assert!(stored.record.version == letter.version && stored.answer.is_some(), "{stored:?}");
+    assert!(stored.record.version == letter.version && stored.response.is_some(), "{stored:?}");
     world.operator.acknowledge(letter.id, None, &ann()).await.expect("it is seen to");
     upkeep::reap_once(&node, Retention::default()).await.expect("the store answers");
     let gone = world.operator.history(letter.id).await;

@@ -88,7 +88,7 @@ mod postgres {
             "select 1 as a; commit; delete from ibid_meta",
             "with w as (delete from ibid_meta returning name) select * from w",
             "select set_config('transaction_read_only', 'off', false) as a",
-            "select nextval(pg_get_serial_sequence('ibid_effect', 'seq')) as a",
+            "select nextval(pg_get_serial_sequence('ibid_effect_call', 'seq')) as a",
             "select 1/0 as a",
             "",
         ];

@@ -86,7 +86,18 @@ async fn without_a_tombstone_a_record_is_removed_at_once() {
         assert_eq!(world.reap().await, ReapStats { removed: 1, ..ReapStats::default() });
         world.hands.advance(10_000 * 24 * HOUR);
         assert_eq!(world.reap().await, ReapStats::default());
-        assert_eq!(world.store.list(RecordFilter::default()).await.unwrap().len(), 2);
+        assert_eq!(
+            world
+                .store
+                .browse()
+                .expect("a store that can be browsed")
+                .list(RecordFilter::default())
+                .await
+                .unwrap()
+                .items
+                .len(),
+            2
+        );
         drop(running);
     }
 }
@@ -109,7 +120,7 @@ async fn an_unknown_record_expires_with_a_warning() {
         world.hands.advance(HOUR);
         let id = world.only_record().await.id;
         assert_eq!(world.reap().await, ReapStats { settled: 1, stripped: 1, ..ReapStats::default() });
-        let history = world.store.history(id).await.unwrap();
+        let history = world.store.browse().expect("a store that can be browsed").history(id).await.unwrap();
         assert!(history.iter().any(|(_, line)| line.detail.contains("unknown_retention")), "{history:?}");
         assert!(matches!(world.begin("k", &policy).await, Begin::Run(_)), "as new");
     }
@@ -150,7 +161,10 @@ async fn a_round_skips_a_bounded_number_of_rows() {
     assert_eq!(reap().await, (1, 0, false), "it did not come to the line behind the many");
     assert_eq!(reap().await, (0, 1, false));
     assert_eq!(reap().await, (0, 0, false), "from the start again");
-    assert_eq!(world.store.history(live.id).await.unwrap().len(), 15_000);
+    assert_eq!(
+        world.store.browse().expect("a store that can be browsed").history(live.id).await.unwrap().len(),
+        15_000
+    );
 }
 
 #[tokio::test]
@@ -170,14 +184,38 @@ async fn a_failing_reap_target_does_not_stop_the_others() {
         faulty.set(StoreFault::FailsOn(fails));
         let error = reap_once(&world.ibid, keep).await.expect_err("a course failed");
         assert!(!error.is_transient(), "the failure is reported: {error:?}");
-        assert!(world.store.history(gone).await.unwrap().is_empty(), "history was seen to after {fails:?}");
+        assert!(
+            world
+                .store
+                .browse()
+                .expect("a store that can be browsed")
+                .history(gone)
+                .await
+                .unwrap()
+                .is_empty(),
+            "history was seen to after {fails:?}"
+        );
         let left = usize::from(fails == ReapTarget::Records);
-        assert_eq!(world.store.list(RecordFilter::default()).await.unwrap().len(), left);
+        assert_eq!(
+            world
+                .store
+                .browse()
+                .expect("a store that can be browsed")
+                .list(RecordFilter::default())
+                .await
+                .unwrap()
+                .items
+                .len(),
+            left
+        );
         let gauge = format!("ibid_records{{state=\"completed\"}} {left}\n");
         assert!(metrics_page.render().contains(&gauge), "{}", metrics_page.render());
         faulty.set(StoreFault::None);
         assert_eq!(reap_once(&world.ibid, keep).await.unwrap().removed, left as u64);
-        assert_eq!(world.store.history(late).await.unwrap().len(), 1);
+        assert_eq!(
+            world.store.browse().expect("a store that can be browsed").history(late).await.unwrap().len(),
+            1
+        );
         assert!(
             metrics_page.render().contains("ibid_retention_pruned_total 2\n"),
             "both are counted: {}",
@@ -236,8 +274,10 @@ impl World {
         name.id
     }
 
+    /// Runs one round at a node that has seen no clock leap.
     async fn reap(&self) -> ReapStats {
-        reap_once(&self.ibid, Retention::default()).await.expect("the store answers")
+        let node = Ibid::for_upkeep(self.store.clone());
+        reap_once(&node, Retention::default()).await.expect("the store answers")
     }
 
     async fn preview(&self) -> ReapPreview {
@@ -245,7 +285,14 @@ impl World {
     }
 
     async fn only_record(&self) -> Arc<ibid_core::record::Record> {
-        let mut all = self.store.list(RecordFilter::default()).await.expect("a list");
+        let mut all = self
+            .store
+            .browse()
+            .expect("a store that can be browsed")
+            .list(RecordFilter::default())
+            .await
+            .expect("a list")
+            .items;
         assert_eq!(all.len(), 1);
         all.remove(0).record
     }

@@ -16,7 +16,7 @@ use ibid_core::machine::BeginRequest;
 use ibid_core::policy::{Policy, Reconcile};
 use ibid_core::record::{ErrorCode, Record, State};
 use ibid_core::response::Response;
-use ibid_core::store::{BoxFuture, Browse, RecordFilter};
+use ibid_core::store::{BoxFuture, RecordFilter, Store};
 use ibid_core::time::Timestamp;
 use tokio::sync::{Barrier, Notify};
 
@@ -74,7 +74,14 @@ impl World {
 
     async fn record(&self, key: &str) -> Arc<Record> {
         let filter = RecordFilter::default().with(|filter| filter.key = Some(key.to_owned()));
-        let mut all = self.store.list(filter).await.expect("a list");
+        let mut all = self
+            .store
+            .browse()
+            .expect("a store that can be browsed")
+            .list(filter)
+            .await
+            .expect("a list")
+            .items;
         assert_eq!(all.len(), 1, "one record");
         all.remove(0).record
     }
@@ -205,7 +212,13 @@ async fn after_the_last_lookup_a_record_is_a_dead_letter() {
     assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::Unknown { settled_in: None })));
     let record = world.record("k").await;
     assert!(record.flags.dead_letter && record.state == State::Unknown && record.attempt == 1);
-    let history = world.store.history(record.id).await.expect("a history");
+    let history = world
+        .store
+        .browse()
+        .expect("a store that can be browsed")
+        .history(record.id)
+        .await
+        .expect("a history");
     let tries = history.iter().filter(|(_, line)| line.what.name() == "reconcile try").count();
     assert_eq!(tries, ATTEMPTS as usize, "each question has its line");
 }
@@ -383,7 +396,17 @@ async fn a_node_for_upkeep_begins_nothing() {
     let world = World::new().await;
     let node = Ibid::for_upkeep(world.store.clone());
     assert!(node.begin(world.ask("k")).await.is_err());
-    assert!(world.store.list(RecordFilter::default()).await.expect("a list").is_empty());
+    assert!(
+        world
+            .store
+            .browse()
+            .expect("a store that can be browsed")
+            .list(RecordFilter::default())
+            .await
+            .expect("a list")
+            .items
+            .is_empty()
+    );
 }
 
 #[tokio::test(start_paused = true)]

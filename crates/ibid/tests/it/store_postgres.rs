@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid::store::postgres::{PostgresOptions, PostgresStore};
 use futures_util::future::join_all;
+use ibid::store::postgres::{PostgresOptions, PostgresStore};
 use ibid_core::change::{Change, Commit, Draft};
 use ibid_core::record::{Record, State};
 use ibid_core::store::{BoxFuture, BrowseStore, Store, StoreError};

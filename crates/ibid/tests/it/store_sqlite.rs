@@ -8,16 +8,17 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
+use futures_util::future::join_all;
 use ibid::store::clock::{Clock, Hands};
 use ibid::store::sqlite::{SqliteOpenError, SqliteOptions, SqliteStore};
-use ibid_core::change::{Commit, Draft, HistoryKind};
-use ibid_core::reap::{CURSOR_START, ReapTarget};
+use ibid_core::change::{Change, Commit, Draft, HistoryKind};
+use ibid_core::reap::ReapTarget;
 use ibid_core::record::State;
-use ibid_core::store::{BoxFuture, Browse, RecordFilter, Store};
+use ibid_core::store::{BoxFuture, RecordFilter, Store, StoreError};
 use ibid_core::time::Timestamp;
 use ibid_testkit::contract::{
-    self, LONG, StoreUnderTest, TICK, TestRecord, answering, commit, commit_all, draft, insert, load, put,
-    reap_all, refused, replace, telling,
+    self, LONG, StoreUnderTest, TICK, TestRecord, answering, browse, commit, commit_all, draft, due, history,
+    insert, load, put, reap_all, refused, replace, response, telling,
 };
 use rusqlite::Connection;
 
@@ -90,8 +91,8 @@ async fn a_store_that_is_opened_again_has_kept_everything() {
     assert_eq!(files(&file), ["ibid.db"], "a closed store leaves one file");
     let second = sqlite_on(&file, |options| options.create = false);
     let loaded = load(&*second.store, name.id).await.expect("it is still there");
-    assert_eq!((loaded.record, loaded.answer), (finished.record, finished.answer));
-    assert_eq!(second.store.history(name.id).await.expect("a history").len(), 1);
+    assert_eq!((loaded.record, loaded.response), (finished.record, finished.response));
+    assert_eq!(history(&*second.store, name.id).await.len(), 1);
     assert_eq!(
         second.store.put_if_absent("secret", Bytes::from_static(b"t")).await.expect("it is kept"),
         secret
@@ -192,7 +193,7 @@ fn concurrent_creators_of_one_file_all_open_it() {
 #[test]
 fn a_file_that_can_not_be_a_store_is_refused_and_left_as_it_is() {
     type Case = (&'static str, fn(&Path), fn(&SqliteOpenError) -> bool);
-    let cases: [Case; 5] = [
+    let cases: [Case; 6] = [
         (
             "garbage",
             |path| std::fs::write(path, [b'x'; 8192]).expect("it is written"),
@@ -213,11 +214,19 @@ fn a_file_that_can_not_be_a_store_is_refused_and_left_as_it_is() {
             |e| matches!(e, SqliteOpenError::FromTheFuture { found: 99, .. }),
         ),
         (
-            "a future of the first layout",
+            "a file of the first builds",
+            |path| sql(path, "pragma application_id = 0x69626964; create table record (id blob)"),
+            |e| matches!(e, SqliteOpenError::EarlierBuild { .. }),
+        ),
+        (
+            "tables of an earlier build",
             |path| {
-                sql(path, "pragma application_id = 0x69626964; pragma user_version = 99; create table t (a)")
+                let schema = "create table ibid_meta (name text primary key, value blob not null) strict, without rowid;
+                              insert into ibid_meta values ('schema', cast('5' as blob));
+                              create table ibid_record (row integer primary key, id blob)";
+                sql(path, schema);
             },
-            |e| matches!(e, SqliteOpenError::FromTheFuture { found: 99, .. }),
+            |e| matches!(e, SqliteOpenError::EarlierBuild { .. }) && e.to_string().contains("new file"),
         ),
         (
             "ours without a schema",
@@ -267,11 +276,11 @@ async fn a_lock_that_another_holds_too_long_is_transient_and_passes() {
     let other = subject.file.other_connection();
     other.execute_batch("begin immediate").expect("the lock is free");
     for _ in 0..3 {
-        let fates = store.commit(vec![Arc::new(finish.clone())]).await;
-        assert!(fates.iter().all(|fate| fate.as_ref().is_err_and(|error| error.is_transient())), "{fates:?}");
+        let outcome = send(store, &finish).await;
+        assert!(outcome.is_err_and(|error| error.is_transient() && error.is_unwritten()));
         let renewal = store.renew(vec![(name.id, first.record.version)]).await;
         assert!(renewal.is_err_and(|error| error.is_transient()));
-        let reaping = store.reap(ReapTarget::Records, CURSOR_START, 1).await;
+        let reaping = store.reap(ReapTarget::Records, None, 1).await;
         assert!(reaping.is_err_and(|error| error.is_transient()));
     }
     assert_eq!(load(store, name.id).await.map(|stored| stored.record), Some(first.record), "reads go on");
@@ -287,10 +296,9 @@ async fn a_full_disk_is_transient_and_passes() {
     let full = loop {
         let name = TestRecord::fresh();
         let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
-        let mut change = answering(insert(&name, going), b"");
-        change.bodies[0].data = Bytes::from(vec![7; 64 << 10]);
-        let change = Arc::new(change);
-        match store.commit(vec![change.clone()]).await.remove(0) {
+        let change =
+            Change { response: Some(response(vec![7; 64 << 10])), ..answering(insert(&name, going), b"") };
+        match send(store, &change).await {
             Ok(_) => stored.push(name),
             Err(error) => break (change, error),
         }
@@ -301,7 +309,7 @@ async fn a_full_disk_is_transient_and_passes() {
     assert_eq!(load(store, full.0.id).await, None, "what failed left nothing");
     for name in &stored {
         assert!(
-            load(store, name.id).await.is_some_and(|stored| stored.answer.is_some()),
+            load(store, name.id).await.is_some_and(|stored| stored.response.is_some()),
             "every acknowledged change is stored"
         );
     }
@@ -332,13 +340,13 @@ async fn a_change_that_cannot_be_stored_fails_alone() {
         })
         .collect();
     batch.sort_by_key(|change| change.id);
-    let fates = store.commit(batch.clone()).await;
+    let fates = join_all(batch.iter().map(|change| send(store, change))).await;
     for (change, fate) in batch.iter().zip(fates) {
         let poison = change.draft.as_ref().is_some_and(|draft| draft.identity.tenant.as_str() == "poison");
-        let lines = store.history(change.id).await.expect("a history").len();
+        let lines = history(store, change.id).await.len();
         match fate {
             Ok(Commit::Done(_)) => assert!(!poison && load(store, change.id).await.is_some() && lines == 1),
-            Err(error) => assert!(poison && !error.is_transient() && lines == 0, "{error:?}"),
+            Err(error) => assert!(poison && !error.is_transient() && error.is_unwritten() && lines == 0),
             Ok(Commit::Conflict(_)) => panic!("no row was in its way"),
         }
     }
@@ -354,9 +362,9 @@ async fn a_store_works_again_once_its_file_is_whole() {
     let other = subject.file.other_connection();
     other.execute_batch("alter table ibid_record rename to lost").expect("a table is renamed");
     for _ in 0..2 {
-        let fate = store.commit(vec![Arc::new(finish.clone())]).await.remove(0);
+        let fate = send(store, &finish).await;
         assert!(fate.is_err_and(|error| !error.is_transient()), "an operator must look");
-        assert!(store.load(vec![name.id]).await.is_err());
+        assert!(store.load(name.id).await.is_err());
     }
     other.execute_batch("alter table lost rename to ibid_record").expect("a table is renamed");
     put(store, &finish).await;
@@ -369,7 +377,7 @@ async fn a_commit_whose_caller_left_is_done_and_found_again() {
     let name = TestRecord::fresh();
     let begin = insert(&name, draft(&name, State::InProgress));
     // Polled once, so it is queued; then it is dropped, and no caller waits for its reply.
-    assert!(store.commit(vec![Arc::new(begin.clone())]).now_or_never().is_none(), "no disk is that fast");
+    assert!(store.commit(Arc::new(begin.clone()), None).now_or_never().is_none(), "no disk is that fast");
     let own = refused(store, &begin, "it was queued before").await.expect("a row exists");
     assert!(begin.is_stored_as(&own), "the repetition finds the first");
 }
@@ -379,13 +387,12 @@ async fn a_policy_of_a_failed_transaction_is_written_again() {
     let subject = sqlite_on(&File::fresh(), |options| options.file_bytes_max = Some(256 << 10));
     let store = &*subject.store;
     let name = TestRecord::fresh();
-    let mut large = answering(insert(&name, draft(&name, State::Completed)), b"");
-    large.bodies[0].data = Bytes::from(vec![7; 1 << 20]);
-    let fate = store.commit(vec![Arc::new(large.clone())]).await.remove(0);
+    let small = insert(&name, draft(&name, State::Completed));
+    let large = Change { response: Some(response(vec![7; 1 << 20])), ..small.clone() };
+    let fate = send(store, &large).await;
     assert!(fate.is_err_and(|error| error.is_transient()), "it does not fit");
     // The same policy, at the same address: the rollback removed its number.
-    large.bodies.clear();
-    put(store, &large).await;
+    put(store, &small).await;
 }
 
 #[tokio::test]
@@ -394,20 +401,15 @@ async fn bodies_go_with_their_records() {
     let store = &*subject.store;
     let names: Vec<TestRecord> = (0..700).map(|_| TestRecord::fresh()).collect();
     let going = |name: &TestRecord| {
-        answering(
-            insert(name, Draft { purge_in: Some(Duration::ZERO), ..draft(name, State::Completed) }),
-            b"x",
-        )
+        let draft = Draft { purge_in: Some(Duration::ZERO), ..draft(name, State::Completed) };
+        Change { response: Some(response(vec![7; 2000])), ..answering(insert(name, draft), b"") }
     };
     commit_all(store, names.iter().map(going).collect()).await;
     subject.hands.advance(TICK);
-    let step = store.reap(ReapTarget::Records, CURSOR_START, 600).await.expect("a reaping succeeds");
+    let step = store.reap(ReapTarget::Records, None, 600).await.expect("a reaping succeeds");
     assert_eq!(step.removed, 600);
-    assert_eq!(
-        store.list(RecordFilter::default().with(|filter| filter.limit = 1000)).await.expect("a list").len(),
-        100
-    );
-    let step = store.reap(ReapTarget::Records, CURSOR_START, u32::MAX).await.expect("a reaping succeeds");
+    assert_eq!(listed(store, 1000).await, 100);
+    let step = store.reap(ReapTarget::Records, None, u32::MAX).await.expect("a reaping succeeds");
     assert_eq!((step.removed, step.next), (100, None));
     let bodies: i64 = subject
         .file
@@ -432,9 +434,7 @@ async fn only_a_file_made_by_ibid_shrinks_in_steps() {
             let going = (0..500).map(|_| {
                 let name = TestRecord::fresh();
                 let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
-                let mut change = answering(insert(&name, going), b"");
-                change.bodies[0].data = Bytes::from(vec![7; 8 << 10]);
-                change
+                Change { response: Some(response(vec![7; 8 << 10])), ..answering(insert(&name, going), b"") }
             });
             commit_all(store, going.collect()).await;
         }
@@ -463,8 +463,8 @@ async fn a_lease_of_any_length_can_be_renewed() {
         Arc::new(((*running.policy).clone()).with(|policy| policy.lease = Duration::from_micros(u64::MAX)));
     let first = put(store, &insert(&name, running)).await;
     let renewed = store.renew(vec![(name.id, first.record.version)]).await.expect("a renewal succeeds");
-    let never = Timestamp::from_micros(i64::MAX);
-    assert_eq!(renewed, [ibid_core::store::RenewOutcome::Until(never)], "it ends at the end of time");
+    let end = first.record.created_at.after(ibid_core::change::INTERVAL_MAX);
+    assert_eq!(renewed, [ibid_core::store::RenewOutcome::Until(end)], "it ends in a thousand years");
 }
 
 #[tokio::test]
@@ -474,14 +474,23 @@ async fn every_query_of_the_hot_paths_goes_by_an_index() {
     commit(&*subject.store, &insert(&name, draft(&name, State::InProgress))).await;
     let connection = subject.file.other_connection();
     let queries = [
-        (include_str!("../../src/store/sqlite/sql/load.sql"), "sqlite_autoindex_ibid_record_1"),
-        (include_str!("../../src/store/sqlite/sql/commit_update.sql"), "sqlite_autoindex_ibid_record_1"),
+        (include_str!("../../src/record_sql/sqlite/load.sql"), "sqlite_autoindex_ibid_record_1"),
+        (include_str!("../../src/record_sql/sqlite/lock.sql"), "sqlite_autoindex_ibid_record_1"),
+        (include_str!("../../src/record_sql/sqlite/update.sql"), "sqlite_autoindex_ibid_record_1"),
+        (include_str!("../../src/record_sql/sqlite/body_clear.sql"), "PRIMARY KEY"),
         (include_str!("../../src/store/sqlite/sql/renew.sql"), "sqlite_autoindex_ibid_record_1"),
-        (include_str!("../../src/store/sqlite/sql/list.sql"), "sqlite_autoindex_ibid_record_1"),
-        (include_str!("../../src/store/sqlite/sql/due.sql"), "ibid_record_due"),
+        (include_str!("../../src/store/sqlite/sql/due.sql"), "ibid_record_open"),
+        (include_str!("../../src/store/sqlite/sql/list_open.sql"), "ibid_record_open"),
+        (include_str!("../../src/store/sqlite/sql/oldest_unknown.sql"), "ibid_record_open"),
+        (include_str!("../../src/store/sqlite/sql/list_dead_letters.sql"), "ibid_record_dead_letter"),
+        (include_str!("../../src/store/sqlite/sql/list_ids.sql"), "sqlite_autoindex_ibid_record_1"),
+        (include_str!("../../src/store/sqlite/sql/list_rows.sql"), "PRIMARY KEY"),
+        (include_str!("../../src/store/sqlite/sql/order_watch.sql"), "PRIMARY KEY"),
+        (include_str!("../../src/store/sqlite/sql/reap_range.sql"), "ibid_reap_range_at"),
+        (include_str!("../../src/store/sqlite/sql/reap_range_rows.sql"), "PRIMARY KEY"),
         (include_str!("../../src/store/sqlite/sql/reap_pick.sql"), "ibid_record_reap"),
-        (include_str!("../../src/store/sqlite/sql/reap_pick.sql"), "sqlite_autoindex_ibid_effect_1"),
-        (include_str!("../../src/store/sqlite/sql/ripe_records.sql"), "ibid_record_reap"),
+        (include_str!("../../src/store/sqlite/sql/reap_pick.sql"), "sqlite_autoindex_ibid_effect_call_1"),
+        (include_str!("../../src/store/sqlite/sql/ripe_index.sql"), "ibid_record_reap"),
         (include_str!("../../src/store/sqlite/sql/reap_strip.sql"), "PRIMARY KEY"),
         (include_str!("../../src/store/sqlite/sql/reap_row.sql"), "PRIMARY KEY"),
         (include_str!("../../src/store/sqlite/sql/reap_bodies.sql"), "PRIMARY KEY"),
@@ -489,7 +498,6 @@ async fn every_query_of_the_hot_paths_goes_by_an_index() {
         (include_str!("../../src/store/sqlite/sql/reap_effects.sql"), "sqlite_autoindex_ibid_record_1"),
         (include_str!("../../src/store/sqlite/sql/reap_history.sql"), "PRIMARY KEY"),
         (include_str!("../../src/store/sqlite/sql/reap_history.sql"), "sqlite_autoindex_ibid_record_1"),
-        (include_str!("../../src/store/sqlite/sql/body_clear.sql"), "PRIMARY KEY"),
         (include_str!("../../src/store/sqlite/sql/history.sql"), "ibid_event_id"),
     ];
     for (query, index) in queries {
@@ -520,14 +528,24 @@ async fn a_record_that_can_not_be_read_hides_no_other() {
         hands.advance(TICK);
     }
     sql(&file.path(), &format!("update ibid_record set policy = 99 where id = x'{}'", ids[0]));
-    let due = async |limit| {
-        let records = store.due(State::InProgress, limit).await.expect("due is answered");
+    let due_ids = async |limit| {
+        let records = due(&*store, State::InProgress, limit).await;
         records.into_iter().map(|stored| stored.record.id).collect::<Vec<_>>()
     };
-    assert_eq!((due(100).await, due(1).await), (ids[1..].to_vec(), ids[1..2].to_vec()));
-    let listed = store.list(RecordFilter::default().with(|filter| filter.limit = 3)).await.expect("a list");
-    assert_eq!(listed.len(), 3);
-    assert!(!store.load(vec![ids[0]]).await.expect_err("it can't be read").is_transient());
+    assert_eq!((due_ids(100).await, due_ids(1).await), (ids[1..].to_vec(), ids[1..2].to_vec()));
+    assert_eq!(listed(&*store, 3).await, 3);
+    assert!(!store.load(ids[0]).await.expect_err("it can't be read").is_transient());
+}
+
+/// Commits one change and returns the store's own answer.
+async fn send(store: &SqliteStore, change: &Change) -> Result<Commit, StoreError> {
+    store.commit(Arc::new(change.clone()), None).await
+}
+
+/// Returns how many records a list of `limit` has.
+async fn listed(store: &SqliteStore, limit: u32) -> usize {
+    let filter = RecordFilter::default().with(|filter| filter.limit = limit);
+    browse(store).list(filter).await.expect("a list").items.len()
 }
 
 pub(crate) fn sql(path: &Path, sql: &str) {

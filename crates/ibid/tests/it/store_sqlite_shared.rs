@@ -1,18 +1,13 @@
-//! The SQLite store in a shared file: an application's tables in the same file, rows that refer to its records, and files
-//! of the first layout, which could not be shared.
+//! The SQLite store in a shared file: an application's tables in the same file, and rows that refer to its records.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use ibid::store::sqlite::{SqliteOpenError, SqliteOptions, SqliteStore};
-use ibid_core::change::{Draft, HistoryKind};
+use ibid_core::change::Draft;
 use ibid_core::reap::ReapTarget;
 use ibid_core::record::State;
-use ibid_core::store::{Browse, Store};
-use ibid_testkit::contract::{
-    TICK, TestRecord, answering, commit_all, draft, insert, load, put, reap_all, telling,
-};
+use ibid_testkit::contract::{TICK, TestRecord, answering, commit_all, draft, insert, load, put, reap_all};
 use rusqlite::{Connection, params};
 
 use crate::store_sqlite::{File, files, sql, sqlite, sqlite_on};
@@ -73,69 +68,6 @@ fn tables_that_were_not_asked_for_are_not_made() {
 }
 
 #[tokio::test]
-async fn a_file_of_the_first_layout_keeps_all_that_it_has() {
-    let (new, old) = (sqlite(), File::fresh());
-    let name = TestRecord::fresh();
-    let begin = telling(insert(&name, draft(&name, State::Completed)), HistoryKind::Operator, "told");
-    let stored = put(&*new.store, &answering(begin, b"201")).await;
-    new.store.put_if_absent("secret", Bytes::from_static(b"s")).await.expect("it is kept");
-    sql(&old.path(), include_str!("unprefixed.sql"));
-    let filling = old.other_connection();
-    filling.execute("attach ?1 as new", [new.file.path().to_str()]).expect("the other file is there");
-    for table in ["record", "body", "policy", "event"] {
-        let columns: String = filling
-            .query_row("select group_concat(name) from pragma_table_info(?1)", [table], |row| row.get(0))
-            .expect("a table has columns");
-        filling
-            .execute(&format!("insert into {table} select {columns} from new.ibid_{table}"), [])
-            .expect("what was there then is there now");
-    }
-    filling
-        .execute("insert into meta select * from new.ibid_meta where name <> 'schema'", [])
-        .expect("rows are the same in both");
-    drop(filling);
-    // Opened as an operator's command would open it.
-    let subject = sqlite_on(&old, |options| options.create = false);
-    let loaded = load(&*subject.store, name.id).await.expect("it is still there");
-    assert_eq!((loaded.record, loaded.answer), (stored.record, stored.answer));
-    assert_eq!(subject.store.history(name.id).await.expect("a history").len(), 1);
-    assert_eq!(
-        subject.store.put_if_absent("secret", Bytes::from_static(b"t")).await.expect("it is kept"),
-        "s"
-    );
-    let connection = old.other_connection();
-    assert_eq!(header(&connection), (0, 0, "wal".to_owned()));
-    assert_eq!(tables(&connection), tables(&new.file.other_connection()), "as if it had been made today");
-    drop((subject, connection));
-    sqlite_on(&old, |_| {});
-}
-
-/// Returns the whole schema, without the quotes that a rename leaves.
-fn tables(connection: &Connection) -> Vec<(String, Option<String>)> {
-    let mut schema =
-        connection.prepare("select name, sql from sqlite_schema order by name").expect("a schema");
-    let lines = schema.query_map([], |row| {
-        Ok((row.get(0)?, row.get::<_, Option<String>>(1)?.map(|sql| sql.replace('"', ""))))
-    });
-    lines.and_then(Iterator::collect).expect("the schema is read")
-}
-
-#[test]
-fn concurrent_openers_of_a_first_layout_file_all_open_it() {
-    let file = File::fresh();
-    sql(&file.path(), include_str!("unprefixed.sql"));
-    let line = std::sync::Barrier::new(4);
-    std::thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| {
-                line.wait();
-                sqlite_on(&file, |_| {});
-            });
-        }
-    });
-}
-
-#[tokio::test]
 async fn a_purge_clears_references_and_keeps_their_rows() {
     let subject = sqlite();
     let name = TestRecord::fresh();
@@ -173,7 +105,7 @@ async fn a_reference_that_forbids_it_holds_its_record_and_no_other() {
     assert_eq!((reaped.removed, reaped.held), (300, 300));
     for name in referenced {
         let stored = load(&*subject.store, name.id).await.expect("it is held");
-        assert_eq!(stored.answer.as_deref(), Some(&b"x"[..]), "with its answer");
+        assert_eq!(stored.body(), Some(&b"x"[..]), "with its response");
     }
     theirs.execute("delete from audit", []).expect("the audit is over");
     assert_eq!(reap_all(&*subject.store, ReapTarget::Records).await.removed, 300);
@@ -202,19 +134,23 @@ async fn a_record_stays_while_one_of_its_effects_is_open() {
     let stored = put(&*subject.store, &insert(&busy, going(&busy))).await;
     put(&*subject.store, &insert(&free, going(&free))).await;
     let other = subject.file.other_connection();
-    let effect =
-        "insert into ibid_effect (record, birth, name, count, nonce, kind, state, open, tries, lease_us,
-                    created_at, downstream_key, rules, owes, tenant, payload)
-                  values (?1, ?2, ?3, 1, 1, 'charge', 1, ?4, 0, 1, 1, 'k', x'', 0, 't', x'')";
+    let call =
+        "insert into ibid_effect_call (record, birth, name, owes, letter, downstream_key, rules, payload)
+                values (?1, ?2, ?3, 0, 0, 'k', '{}', x'')";
+    let effect = "insert into ibid_effect (seq, count, nonce, kind, state, blocked, dead_letter, tries, lease_us, created_at,
+                    done_at, tenant)
+                  values (last_insert_rowid(), 1, 1, 'charge', 1, 0, 0, 0, 1, 1, ?1, 't')";
     let birth = stored.record.birth.0.cast_signed();
-    other.execute(effect, params![busy.id.as_bytes(), birth, "done", 0]).expect("an effect");
-    other.execute(effect, params![busy.id.as_bytes(), birth, "open", 1]).expect("an effect");
-    let twice = other.execute(effect, params![busy.id.as_bytes(), birth, "open", 1]);
+    for (name, done_at) in [("done", Some(1)), ("open", None)] {
+        other.execute(call, params![busy.id.as_bytes(), birth, name]).expect("a call");
+        other.execute(effect, params![done_at]).expect("an effect");
+    }
+    let twice = other.execute(call, params![busy.id.as_bytes(), birth, "open"]);
     assert!(twice.is_err(), "one effect of a name");
     subject.hands.advance(TICK);
     assert_eq!(reap_all(&*subject.store, ReapTarget::Records).await.removed, 1);
     assert!(load(&*subject.store, busy.id).await.is_some() && load(&*subject.store, free.id).await.is_none());
-    other.execute("update ibid_effect set open = 0", []).expect("it is done");
+    other.execute("update ibid_effect set done_at = 1", []).expect("it is done");
     assert_eq!(reap_all(&*subject.store, ReapTarget::Records).await.removed, 1);
     assert_eq!(one::<i64>(&other, "select count(*) from ibid_effect"), 2, "effects outlive their record");
 }

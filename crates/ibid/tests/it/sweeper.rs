@@ -13,7 +13,7 @@ use ibid_core::change::{BodyKind, Change, Draft, HistoryKind, StoredBody};
 use ibid_core::machine::BeginRequest;
 use ibid_core::policy::{OnLapse, Policy};
 use ibid_core::record::{Record, State};
-use ibid_core::store::{BoxFuture, Browse};
+use ibid_core::store::BoxFuture;
 use ibid_testkit::contract::{TestRecord, draft, insert, load, put, replace};
 use ibid_testkit::faults::{FaultyStore, StoreFault};
 
@@ -49,7 +49,8 @@ async fn the_sweeper_never_runs_a_request_of_an_old_generation() {
     assert!(runs.lock().unwrap().is_empty(), "nothing is run under the key of another");
     let left = load(&*store, name.id).await.expect("it is there").record;
     assert_eq!((left.birth, left.state), (second.birth, State::Retryable), "its next request runs it");
-    let history = store.history(name.id).await.expect("a history");
+    let history =
+        store.browse().expect("a store that can be browsed").history(name.id).await.expect("a history");
     assert!(
         history.iter().any(|(_, line)| line.what == HistoryKind::Takeover),
         "it was taken over: {history:?}"

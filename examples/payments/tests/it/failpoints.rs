@@ -217,7 +217,7 @@ async fn run_zombie(
             assert!(!lapses.is_empty(), "no other node took over");
         }
         Proof::SecondTry => {
-            let repeated = world.texts("select name from ibid_effect where tries > 1").await;
+            let repeated = world.texts("select name from ibid_effects where tries > 1").await;
             assert!(!repeated.is_empty(), "no other worker made the call");
         }
     }

@@ -99,7 +99,7 @@ async fn forward(
     }
 }
 
-const UNKNOWN: &str = "select 'unknown' from ibid_effect where state = 4";
+const UNKNOWN: &str = "select state from ibid_effects where state = 'unknown'";
 
 on_both_databases!(
     a_webhook_settles_a_charge_whose_response_was_lost,

@@ -221,6 +221,6 @@ async fn a_payment_with_an_uncertain_charge_stays_pending() {
     let provider = start_processor("401 Unauthorized", "401 Unauthorized").await;
     let (node, id) = pay_through(&world, &provider).await;
     // 5 is `dead`.
-    world.wait_for_rows("select cast(state as text) from ibid_effect", &["5"]).await;
+    world.wait_for_rows("select state from ibid_effects", &["dead"]).await;
     assert_eq!(node.get(&format!("/payments/{id}"), "ann").await.1["status"], "pending");
 }

@@ -31,7 +31,7 @@ impl World {
     pub(crate) async fn assert_each_ran_once(&self, node: SocketAddr, mut completed: Vec<CompletedRequest>) {
         // No record and no effect is open: 3 is `completed` for a record and `done` for an effect.
         self.wait_for_rows("select key from ibid_record where state <> 3", &[]).await;
-        self.wait_for_rows("select name from ibid_effect where state <> 3", &[]).await;
+        self.wait_for_rows("select name from ibid_effects where state <> 'done'", &[]).await;
         self.wait_for_rows("select id from payment where status <> 'succeeded' or charge_id is null", &[])
             .await;
         self.wait_for_rows("select id from ride where status <> 'succeeded' or receipt_id is null", &[])
@@ -48,7 +48,7 @@ impl World {
         assert_eq!(self.charged_references().await, ids, "charges and responses");
         let records = self.texts("select key from ibid_record").await;
         assert_eq!(records.len(), completed.len(), "one record for each key: {records:?}");
-        let effects = self.texts("select name from ibid_effect").await;
+        let effects = self.texts("select name from ibid_effects").await;
         let payments = completed.iter().filter(|completed| completed.request.target == "/payments");
         assert_eq!(effects.len(), payments.count());
     }

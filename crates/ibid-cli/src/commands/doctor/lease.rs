@@ -16,7 +16,8 @@ pub(super) fn of(runs: Option<&[RunTimes]>) -> Finding {
     let mut known: Vec<&RunTimes> = runs.iter().filter(|runs| runs.count >= RUNS_MIN).collect();
     // The tightest lease first.
     known.sort_by(|a, b| ratio(b).total_cmp(&ratio(a)));
-    let tight: Vec<&RunTimes> = known.iter().copied().filter(|runs| runs.lease < runs.p99 * TIMES_MIN).collect();
+    let tight: Vec<&RunTimes> =
+        known.iter().copied().filter(|runs| runs.lease < runs.p99 * TIMES_MIN).collect();
     match (&tight[..], known.first()) {
         ([], None) => {
             let found = format!("fewer than {RUNS_MIN} runs of any policy");

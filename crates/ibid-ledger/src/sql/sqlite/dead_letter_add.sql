@@ -1,10 +1,6 @@
--- Add a dead letter of a ledger, once. No row back: it exists already, or an operator has discarded it.
-insert into ibid_effect (
-  record, birth, name, count, nonce, kind, state, open, tries, lease_us, created_at,
-  downstream_key, rules, owes, tenant, payload, last_error
-) values (
-  ?1, ?3, ?4, 1, ?5, ?6, ?7, 1, 0, ?8, ?2,
-  ?9, ?10, 0, ?11, ?12, ?13
-)
+-- Adds a dead letter of a ledger, once, first step: the part that never changes. No row comes back if it exists already, also if
+-- an operator has discarded it: the reaper keeps a letter's name. dead_letter_state_add.sql follows.
+insert into ibid_effect_call (record, birth, name, owes, letter, downstream_key, rules, payload)
+values (?1, ?2, ?3, 0, 1, ?4, ?5, ?6)
 on conflict (record, birth, name) do nothing
 returning seq

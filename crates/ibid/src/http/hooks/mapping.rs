@@ -274,7 +274,7 @@ mod tests {
         let age = |outcome: &str, happened: i64, signed_at, now| {
             let payload = format!(r#"{{"is":"{outcome}","key":"k","at":{happened}}}"#);
             let verified = VerifiedHook { signed_at: Some(signed_at), event: Some("evt".into()) };
-            let event = mapping().read("psp", &verified, &payload.into(), now, 0);
+            let event = mapping().read("psp", &verified, &payload.into(), now);
             event.expect("the payload is readable").expect("the outcome is in the mapping").age
         };
         let secs = Duration::from_secs;

@@ -4,15 +4,13 @@ use std::time::{Duration, Instant};
 
 use ibid_core::change::{History, HistoryKind, StoredRecord};
 use ibid_core::fingerprint::SecretId;
-use ibid_core::machine::EffectState;
+use ibid_core::reap::{ReapCount, ReapTarget};
 use ibid_core::record::State;
 use ibid_core::row::UnreadableRow;
 use ibid_core::scope::RecordId;
 use ibid_core::store::{
-    BoxFuture, BrowseStore, Page, PathPart, PathPattern, RecordCounts, RecordFilter, RowCount,
-    StoreError,
+    BoxFuture, BrowseStore, Page, PathPart, PathPattern, RecordCounts, RecordFilter, RowCount, StoreError,
 };
-use ibid_core::reap::{ReapCount, ReapTarget};
 use ibid_core::time::Timestamp;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
@@ -96,7 +94,8 @@ impl StoreCore {
             Some((low, high)) => (SqlId(low), SqlId(high)),
             None => (SqlId(ID_MIN), SqlId(ID_MAX)),
         };
-        let from = filter.after.as_ref().map_or(Ok(DuePosition::START), |cursor| DuePosition::parse(OP, cursor))?;
+        let from =
+            filter.after.as_ref().map_or(Ok(DuePosition::START), |cursor| DuePosition::parse(OP, cursor))?;
         let (at, behind) = (Some(from.at).filter(|_| order == ListOrder::Waiting), SqlId(from.id));
         let state = filter.state.map(|state| i64::from(state.code()));
         let path = filter.path.as_ref().map(like);
@@ -136,12 +135,10 @@ impl StoreCore {
         let rows = reader.query(OP, include_str!("sql/count.sql"), &[]).await?;
         let Some(row) = rows.first() else { return Ok(RecordCounts::default()) };
         let counted = |column| get::<i64>(OP, row, column).map(i64::cast_unsigned);
-        let waiting = [
-            (State::Pending, counted(0)?),
-            (State::Retryable, counted(1)?),
-            (State::Unknown, counted(2)?),
-        ];
-        let mut counts = RecordCounts { dead_letters: RowCount::Exact(counted(4)?), ..RecordCounts::default() };
+        let waiting =
+            [(State::Pending, counted(0)?), (State::Retryable, counted(1)?), (State::Unknown, counted(2)?)];
+        let mut counts =
+            RecordCounts { dead_letters: RowCount::Exact(counted(4)?), ..RecordCounts::default() };
         let oldest: Option<i64> = get(OP, row, 3)?;
         let now = Timestamp::from_micros(get(OP, row, 5)?);
         counts.oldest_unknown = oldest.map(|oldest| now.since(Timestamp::from_micros(oldest)));
@@ -150,7 +147,8 @@ impl StoreCore {
             for row in reader.query(OP, include_str!("sql/count_small.sql"), &[]).await? {
                 let (code, rows): (i16, i64) = (get(OP, &row, 0)?, get(OP, &row, 1)?);
                 let state = u8::try_from(code).ok().and_then(State::from_code);
-                let state = state.ok_or_else(|| StoreError::lasting(KIND, OP, UnreadableRow("an unknown state")))?;
+                let state =
+                    state.ok_or_else(|| StoreError::lasting(KIND, OP, UnreadableRow("an unknown state")))?;
                 counts.by_state[index(state)] = RowCount::Exact(rows.cast_unsigned());
             }
         } else {
@@ -177,7 +175,9 @@ impl StoreCore {
             let rows = self.ask_slow(OP, include_str!("sql/secret_page.sql"), &params).await?;
             let Some(row) = rows.first() else { return Ok(None) };
             if let Some(id) = get::<Option<&[u8]>>(OP, row, 1)? {
-                let id = id.try_into().map_err(|_| StoreError::lasting(KIND, OP, UnreadableRow("not a secret's id")))?;
+                let id = id
+                    .try_into()
+                    .map_err(|_| StoreError::lasting(KIND, OP, UnreadableRow("not a secret's id")))?;
                 return Ok(Some(SecretId::from_bytes(id)));
             }
             let Some(last) = get::<Option<SqlId>>(OP, row, 0)? else { return Ok(None) };
@@ -188,10 +188,7 @@ impl StoreCore {
 }
 
 async fn count_dead_effects(reader: &mut SlowReader, op: &'static str) -> Result<u64, StoreError> {
-    let code = |state: EffectState| i64::from(state.code());
-    let (dead, unknown) = (code(EffectState::Dead), code(EffectState::Unknown));
-    let params: [Param<'_>; 2] = [(&dead, Type::INT8), (&unknown, Type::INT8)];
-    let rows = reader.query(op, include_str!("sql/count_effects.sql"), &params).await?;
+    let rows = reader.query(op, include_str!("sql/count_effects.sql"), &[]).await?;
     rows.first().map_or(Ok(0), |row| get::<i64>(op, row, 0).map(i64::cast_unsigned))
 }
 
@@ -257,9 +254,10 @@ mod tests {
 
     #[test]
     fn a_list_uses_the_index_that_fits_its_filter() {
-        let dead = RecordFilter { dead_letter: true, state: Some(State::Unknown), ..RecordFilter::default() };
+        let dead = RecordFilter::default()
+            .with(|filter| (filter.dead_letter, filter.state) = (true, Some(State::Unknown)));
         assert_eq!(ListOrder::of(&dead), ListOrder::DeadLetters);
-        let of = |state| ListOrder::of(&RecordFilter { state, ..RecordFilter::default() });
+        let of = |state| ListOrder::of(&RecordFilter::default().with(|filter| filter.state = state));
         assert_eq!(of(Some(State::Unknown)), ListOrder::Waiting);
         assert_eq!((of(Some(State::Completed)), of(None)), (ListOrder::Ids, ListOrder::Ids));
     }

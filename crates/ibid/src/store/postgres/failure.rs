@@ -69,7 +69,9 @@ fn parse_uuid(text: &str) -> Option<RecordId> {
 /// its own language: `while updating tuple (12,3) in relation …`.
 pub(super) fn locked_tid(error: &Error) -> Option<String> {
     let context = error.as_db_error()?.where_()?;
-    let (start, _) = context.match_indices('(').find(|(at, _)| context[at + 1..].starts_with(|char: char| char.is_ascii_digit()))?;
+    let (start, _) = context
+        .match_indices('(')
+        .find(|(at, _)| context[at + 1..].starts_with(|char: char| char.is_ascii_digit()))?;
     let end = context[start..].find(')')?;
     Some(context[start..=start + end].to_owned())
 }
@@ -128,7 +130,8 @@ mod tests {
     fn an_id_is_parsed_as_the_server_writes_it() {
         let id = parse_uuid("00000000-0000-0000-0000-0000000000ff").expect("a uuid");
         assert_eq!(id.as_bytes()[15], 255);
-        for wrong in ["", "id", "00000000-0000-0000-0000-0000000000f", "0000000000000000000000000000000000ff"] {
+        for wrong in ["", "id", "00000000-0000-0000-0000-0000000000f", "0000000000000000000000000000000000ff"]
+        {
             assert_eq!(parse_uuid(wrong), None, "{wrong}");
         }
     }

@@ -33,7 +33,10 @@ enum Part {
     /// Statements that run in one transaction.
     Transaction(&'static str),
     /// An index that is built without blocking writers, outside a transaction.
-    #[cfg_attr(not(feature = "test-next-schema"), expect(dead_code, reason = "the first step builds all indexes"))]
+    #[cfg_attr(
+        not(feature = "test-next-schema"),
+        expect(dead_code, reason = "the first step builds all indexes")
+    )]
     Index {
         name: &'static str,
         /// `create index concurrently …`

@@ -72,7 +72,9 @@ pub enum PostgresOpenError {
         needed: i64,
     },
     /// A later ibid changed the tables, so that this one cannot use them.
-    #[error("the schema at `{place}` is number {found}, which excludes programs that know only {known}; use a later ibid")]
+    #[error(
+        "the schema at `{place}` is number {found}, which excludes programs that know only {known}; use a later ibid"
+    )]
     FromTheFuture {
         /// Address of the server.
         place: String,

@@ -240,7 +240,8 @@ impl PlainError {
         match self {
             PlainError::Driver(error) => failure::reach(error),
             PlainError::Sql(error) => {
-                let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<Error>());
+                let source =
+                    std::error::Error::source(error).and_then(|source| source.downcast_ref::<Error>());
                 // Without one, the row is not what its statement promises.
                 source.map_or(Reach::One, failure::reach)
             }

@@ -129,9 +129,8 @@ pub(super) async fn ensure_stored(
     let lease: Vec<i64> = all().map(|policy| micros(policy.policy.lease)).collect();
     let ahead: Vec<i64> =
         all().map(|policy| micros(policy.policy.retention) - micros(policy.policy.lease)).collect();
-    let keep: Vec<i64> = all()
-        .map(|policy| micros(policy.policy.retention.saturating_add(policy.policy.tombstone)))
-        .collect();
+    let keep: Vec<i64> =
+        all().map(|policy| micros(policy.policy.retention.saturating_add(policy.policy.tombstone))).collect();
     let params: [Param<'_>; 5] = [
         (&digests, Type::INT8_ARRAY),
         (&data, Type::BYTEA_ARRAY),

@@ -96,8 +96,7 @@ impl StoreCore {
     }
 
     async fn reap_part(&self, from: i64, limit: i64, held: &[SqlId]) -> Result<Part, StoreError> {
-        let params: [Param<'_>; 3] =
-            [(&from, Type::INT8), (&limit, Type::INT8), (&held, Type::UUID_ARRAY)];
+        let params: [Param<'_>; 3] = [(&from, Type::INT8), (&limit, Type::INT8), (&held, Type::UUID_ARRAY)];
         let rows = self.ask_hot(OP, include_str!("sql/reap_records.sql"), &params).await?;
         let Some(row) = rows.first() else { return Ok(Part::default()) };
         let behind: Option<i64> = get(OP, row, 4)?;

@@ -111,11 +111,8 @@ impl<'c> Batch<'c> {
                 &mut self.insert
             }
             Some((version, is_due)) => {
-                let expected = [
-                    Param::I64(version.count.into()),
-                    Param::I64(bits(version.nonce)),
-                    Param::Bool(is_due),
-                ];
+                let expected =
+                    [Param::I64(version.count.into()), Param::I64(bits(version.nonce)), Param::Bool(is_due)];
                 row::bind(&mut self.update, params.chain(expected))?;
                 &mut self.update
             }
@@ -147,8 +144,7 @@ impl<'c> Batch<'c> {
 
     fn put_body(&mut self, change: &Change, kind: u32, data: &[u8]) -> rusqlite::Result<()> {
         let Some(draft) = &change.draft else { return Ok(()) };
-        let mut put =
-            self.connection.prepare_cached(include_str!("../../record_sql/sqlite/body_put.sql"))?;
+        let mut put = self.connection.prepare_cached(include_str!("../../record_sql/sqlite/body_put.sql"))?;
         put.execute(params![change.id.as_bytes(), bits(draft.birth), 0, kind, data]).map(drop)
     }
 

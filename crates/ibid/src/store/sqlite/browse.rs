@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use ibid_core::change::{History, HistoryKind, StoredRecord};
 use ibid_core::fingerprint::SecretId;
-use ibid_core::machine::EffectState;
 use ibid_core::reap::{ReapCount, ReapTarget};
 use ibid_core::record::State;
 use ibid_core::scope::RecordId;
@@ -35,7 +34,7 @@ impl BrowseStore for SqliteStore {
     fn count(&self) -> BoxFuture<'_, Result<RecordCounts, StoreError>> {
         Box::pin(async move {
             self.order_rows().await;
-            self.ask_browser(|reader| reader.read("count", View::count)).await
+            self.ask_browser(|reader| reader.read("count", |view| view.count())).await
         })
     }
 
@@ -97,10 +96,9 @@ fn list_rows(reader: &mut Reader, filter: &RecordFilter) -> Result<Page<StoredRe
     loop {
         let (more, last) = reader.read(LIST, |view| view.list_piece(filter, after))?;
         found.extend(more);
-        if found.len() >= limit {
-            found.truncate(limit);
-            let next = found.last().map(|(_, (at, row))| cursor_of(*at, *row));
-            return Ok(Page { items: items(found), next });
+        if found.len() > limit {
+            let page = Page::new(found, filter.limit, |(_, (at, row))| cursor_of(*at, *row));
+            return Ok(Page { items: items(page.items), next: page.next });
         }
         let Some(last) = last else { return Ok(Page { items: items(found), next: None }) };
         after = last;
@@ -219,8 +217,7 @@ impl View<'_> {
         let mut oldest = self.connection.prepare_cached(include_str!("sql/oldest_unknown.sql"))?;
         let oldest: Option<i64> = oldest.query_row([State::Unknown.code()], |row| row.get(0))?;
         let mut effects = self.connection.prepare_cached(include_str!("sql/count_effects.sql"))?;
-        let states = [EffectState::Dead.code(), EffectState::Unknown.code()];
-        let effects: i64 = effects.query_row(states, |row| row.get(0))?;
+        let effects: i64 = effects.query_row([], |row| row.get(0))?;
         Ok(RecordCounts {
             by_state: std::array::from_fn(|at| match State::ALL[at] {
                 State::Completed => RowCount::Estimated(all),

@@ -87,15 +87,16 @@ fn open(
     after: i64,
     limit: u32,
 ) -> rusqlite::Result<Page<StoredEvidence>> {
+    let most = i64::from(limit) + 1;
     let numbered = |row: &Row<'_>| Ok((row.get::<_, i64>(0)?, stored(row)?));
     let found: Vec<(i64, StoredEvidence)> = match which {
         EvidenceQuery::Of(id) => {
             let mut find = connection.prepare_cached(include_str!("sql/evidence_of.sql"))?;
-            find.query_map(params![id.as_bytes(), after, limit], numbered)?.collect::<rusqlite::Result<_>>()?
+            find.query_map(params![id.as_bytes(), after, most], numbered)?.collect::<rusqlite::Result<_>>()?
         }
         EvidenceQuery::All => {
             let mut find = connection.prepare_cached(include_str!("sql/evidence_open.sql"))?;
-            find.query_map(params![after, limit], numbered)?.collect::<rusqlite::Result<_>>()?
+            find.query_map(params![after, most], numbered)?.collect::<rusqlite::Result<_>>()?
         }
     };
     let page = Page::new(found, limit, |(number, _)| Cursor::of_i64(*number));

@@ -220,8 +220,7 @@ impl SqliteStore {
         job: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> Job,
     ) -> Result<T, StoreError> {
         let (reply, answer) = oneshot::channel();
-        let refused = |refused| StoreError::transient(NAME, op, refused).unwritten();
-        self.jobs.push(job(reply)).map_err(refused)?;
+        self.jobs.push(job(reply)).map_err(|refused| refused.store_error(op))?;
         // Without a reply the thread is gone, perhaps after it wrote: a lost reply like any other.
         answer.await.map_err(|_| StoreError::transient(NAME, op, Refused::Closed))?
     }
@@ -233,9 +232,8 @@ impl SqliteStore {
         must_last: bool,
         work: impl FnOnce(&Connection, Timestamp) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let job = |reply| {
-            Job::Chore(Box::new(ChoreJob { must_last, work: Some(work), outcome: None, reply }))
-        };
+        let job =
+            |reply| Job::Chore(Box::new(ChoreJob { must_last, work: Some(work), outcome: None, reply }));
         self.write(op, job).await
     }
 
@@ -404,9 +402,9 @@ async fn ask<T: Send + 'static>(
     question: impl FnOnce(&mut Reader) -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, StoreError> {
     let (reply, answer) = oneshot::channel();
-    let refused = |refused| StoreError::transient(NAME, op, refused).unwritten();
     // A caller that left no longer needs the answer.
-    questions.push(Box::new(move |reader| drop(reply.send(question(reader))))).map_err(refused)?;
+    let question: reader::Question = Box::new(move |reader| drop(reply.send(question(reader))));
+    questions.push(question).map_err(|refused| refused.store_error(op))?;
     answer.await.map_err(|_| StoreError::transient(NAME, op, Refused::Closed).unwritten())?
 }
 

@@ -16,7 +16,13 @@ pub(super) fn order_rows(connection: &Connection, limit: u32) -> rusqlite::Resul
     let mut look = connection.prepare_cached(include_str!("sql/order_look.sql"))?;
     let (last, count, new, at, to_reap) = look.query_row(params![up_to, limit], |row| {
         let last: Option<i64> = row.get(0)?;
-        Ok((last, row.get::<_, u32>(1)?, row.get::<_, f64>(2)?, row.get::<_, Option<i64>>(3)?, row.get::<_, i64>(4)?))
+        Ok((
+            last,
+            row.get::<_, u32>(1)?,
+            row.get::<_, f64>(2)?,
+            row.get::<_, Option<i64>>(3)?,
+            row.get::<_, i64>(4)?,
+        ))
     })?;
     let Some(last) = last else { return Ok(true) };
     if new > 0.0 {

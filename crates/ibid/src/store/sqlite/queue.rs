@@ -2,15 +2,17 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ibid_core::change::{Change, Commit};
 use ibid_core::record::Version;
 use ibid_core::scope::RecordId;
 use ibid_core::store::{RenewOutcome, StoreError};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::oneshot::Sender;
 
+use super::NAME;
 use super::chore::Chore;
 use super::writer::Writer;
 
@@ -87,6 +89,16 @@ pub(super) enum Refused {
     Closed,
 }
 
+impl Refused {
+    /// Converts the refusal to an error that proves that nothing was written.
+    pub(super) fn store_error(self, op: &'static str) -> StoreError {
+        match self {
+            Refused::Full => StoreError::overloaded(NAME, op),
+            Refused::Closed => StoreError::transient(NAME, op, self).unwritten(),
+        }
+    }
+}
+
 impl Queue {
     pub(super) fn new() -> Arc<Queue> {
         Arc::new(Queue { lanes: Mutex::default(), filled: Condvar::new() })
@@ -122,40 +134,30 @@ impl Queue {
     pub(super) fn take(&self, patience: Option<Duration>, expected: usize, gather: Duration) -> Next {
         let mut lanes = self.lock();
         while lanes.is_empty() && !lanes.closed {
-            lanes = match patience {
-                None => self.filled.wait(lanes).unwrap_or_else(PoisonError::into_inner),
+            match patience {
+                None => self.filled.wait(&mut lanes),
                 Some(patience) => {
-                    let waited = self.filled.wait_timeout(lanes, patience);
-                    let (lanes, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-                    if timeout.timed_out() && lanes.is_empty() && !lanes.closed {
+                    let waited = self.filled.wait_for(&mut lanes, patience);
+                    if waited.timed_out() && lanes.is_empty() && !lanes.closed {
                         return Next::Idle;
                     }
-                    lanes
                 }
-            };
+            }
         }
         if !lanes.commits.is_empty() && lanes.commits.len() < expected {
-            lanes = self.gather(lanes, expected, gather);
+            self.gather(&mut lanes, expected, gather);
         }
         lanes.next()
     }
 
     /// Waits until `expected` changes are queued, or `gather` is over.
-    fn gather<'q>(
-        &'q self,
-        mut lanes: MutexGuard<'q, Lanes>,
-        expected: usize,
-        gather: Duration,
-    ) -> MutexGuard<'q, Lanes> {
+    fn gather(&self, lanes: &mut MutexGuard<'_, Lanes>, expected: usize, gather: Duration) {
         let until = Instant::now() + gather;
         while lanes.commits.len() < expected && !lanes.closed {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if self.filled.wait_until(lanes, until).timed_out() {
                 break;
             }
-            lanes = self.filled.wait_timeout(lanes, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        lanes
     }
 
     /// Takes no more jobs; those that are queued are still done.
@@ -165,8 +167,7 @@ impl Queue {
     }
 
     fn lock(&self) -> MutexGuard<'_, Lanes> {
-        // Every step under the lock leaves the lanes whole.
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lanes.lock()
     }
 }
 

@@ -3,7 +3,7 @@
 //! Replays and upkeep have four threads. Questions of operators have another one, so that a slow list never delays a replay.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use bytes::Bytes;
@@ -13,6 +13,7 @@ use ibid_core::row::bits;
 use ibid_core::scope::RecordId;
 use ibid_core::store::{Cursor, Page, StoreError};
 use ibid_core::time::Timestamp;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::failure::{spoils_connection, store_error};
@@ -60,9 +61,7 @@ impl Questions {
         let mut waiting = self.lock();
         loop {
             match waiting.questions.pop_front() {
-                None if !waiting.is_closed => {
-                    waiting = self.filled.wait(waiting).unwrap_or_else(PoisonError::into_inner);
-                }
+                None if !waiting.is_closed => self.filled.wait(&mut waiting),
                 next => return next,
             }
         }
@@ -74,8 +73,7 @@ impl Questions {
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
-        // Every step under the lock leaves the queue whole.
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock()
     }
 }
 
@@ -90,10 +88,8 @@ pub(super) struct Answering(pub(super) Arc<Questions>);
 
 impl Drop for Answering {
     fn drop(&mut self) {
-        let left = std::mem::replace(
-            &mut *self.0.lock(),
-            Waiting { is_closed: true, questions: VecDeque::new() },
-        );
+        let left =
+            std::mem::replace(&mut *self.0.lock(), Waiting { is_closed: true, questions: VecDeque::new() });
         // Dropping a question drops its reply, which its caller sees. Not under the lock, because a caller may come back.
         drop(left);
     }
@@ -173,8 +169,8 @@ impl View<'_> {
         Ok(Page { items: page.items.into_iter().map(|(stored, _)| stored).collect(), next: page.next })
     }
 
-    /// Returns the first `limit` records that can be read and that fit. A record that cannot be read is logged and passed
-    /// over, so that it does not hide those behind it.
+    /// Returns the first `limit` records that can be read and that fit, and one more if there is one. A record that cannot be
+    /// read is logged and passed over, so that it does not hide those behind it.
     pub(super) fn placed(
         &mut self,
         sql: &str,
@@ -186,7 +182,7 @@ impl View<'_> {
         let mut statement = connection.prepare_cached(sql)?;
         let mut rows = statement.query(params)?;
         let (mut read, mut unread) = (Vec::new(), Vec::new());
-        while read.len() < limit as usize
+        while read.len() <= limit as usize
             && let Some(row) = rows.next()?
         {
             match row::stored(connection, policies, row, *now) {
@@ -230,7 +226,7 @@ pub(super) fn place_of(cursor: &Cursor) -> Option<(i64, i64)> {
 
 /// How many rows to ask for, so that enough can be read.
 fn most(limit: u32) -> i64 {
-    i64::from(limit) + UNREADABLE_MAX
+    i64::from(limit) + 1 + UNREADABLE_MAX
 }
 
 /// Records that can't be read and are passed over at once. A file with more of them needs another version of ibid.

@@ -6,9 +6,10 @@
 use std::time::{Duration, Instant};
 
 use ibid_core::reap::{ReapCount, ReapStep, ReapTarget};
+use ibid_core::scope::RecordId;
 use ibid_core::store::Cursor;
 use ibid_core::time::Timestamp;
-use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
+use rusqlite::{CachedStatement, Connection, OptionalExtension, params, params_from_iter};
 
 use super::failure::{self, Reach};
 use super::order::{self, ORDER_STEP};
@@ -29,10 +30,7 @@ pub(super) fn step(
     let number = after.and_then(Cursor::as_i64).unwrap_or(0);
     let step = match target {
         ReapTarget::Records => records(connection, after, limit, now)?,
-        ReapTarget::Effects { keep } => {
-            let look = include_str!("sql/reap_effects_look.sql");
-            lines(connection, look, include_str!("sql/reap_effects.sql"), (number, limit), before(now, keep))?
-        }
+        ReapTarget::Effects { keep } => effects(connection, number, limit, before(now, keep))?,
         ReapTarget::History { keep } => {
             let look = include_str!("sql/reap_history_look.sql");
             lines(connection, look, include_str!("sql/reap_history.sql"), (number, limit), before(now, keep))?
@@ -146,7 +144,9 @@ fn leave_range(connection: &Connection, first: i64, last: i64) -> rusqlite::Resu
             let mut move_on = connection.prepare_cached(include_str!("sql/reap_range_move.sql"))?;
             move_on.execute([first, at, rows]).map(drop)
         }
-        None => connection.prepare_cached(include_str!("sql/reap_range_drop.sql"))?.execute([first]).map(drop),
+        None => {
+            connection.prepare_cached(include_str!("sql/reap_range_drop.sql"))?.execute([first]).map(drop)
+        }
     }
 }
 
@@ -178,6 +178,7 @@ struct Remover<'c> {
     delete: CachedStatement<'c>,
     strip: CachedStatement<'c>,
     bodies: CachedStatement<'c>,
+    payloads: CachedStatement<'c>,
     step: ReapStep,
 }
 
@@ -187,16 +188,18 @@ impl<'c> Remover<'c> {
             delete: connection.prepare_cached(include_str!("sql/reap_row.sql"))?,
             strip: connection.prepare_cached(include_str!("sql/reap_strip.sql"))?,
             bodies: connection.prepare_cached(include_str!("sql/reap_bodies.sql"))?,
+            payloads: connection.prepare_cached(include_str!("sql/reap_payloads.sql"))?,
             step: ReapStep::default(),
         })
     }
 
     /// Deletes a row that is past its purge instant, or strips it. Returns `false` if the application forbids it.
     fn remove(&mut self, row: i64, is_purged: bool) -> rusqlite::Result<bool> {
-        let done = if is_purged { self.delete.execute([row]) } else { self.strip.execute([row]) };
-        match done {
-            Ok(_) => {
+        let statement = if is_purged { &mut self.delete } else { &mut self.strip };
+        match statement.query_row([row], |row| row.get::<_, [u8; RecordId::LEN]>(0)) {
+            Ok(id) => {
                 self.bodies.execute([row])?;
+                self.payloads.execute([id])?;
                 *(if is_purged { &mut self.step.removed } else { &mut self.step.stripped }) += 1;
                 Ok(true)
             }
@@ -253,6 +256,20 @@ fn lines(
     let (Some(last), Some(youngest)) = (last, youngest) else { return Ok(ReapStep::default()) };
     let removed = connection.prepare_cached(remove)?.execute(params![from, last, written_by])? as u64;
     let next = (looked == limit && youngest <= written_by).then_some(Cursor::of_i64(last));
+    Ok(ReapStep { removed, next, ..ReapStep::default() })
+}
+
+/// Takes one step over effects: removes those that are old enough, with their calls, and drops payloads of old letters.
+fn effects(connection: &Connection, from: i64, limit: u32, by: i64) -> rusqlite::Result<ReapStep> {
+    let mut look = connection.prepare_cached(include_str!("sql/reap_effects_look.sql"))?;
+    let (last, looked, youngest): (Option<i64>, u32, Option<i64>) =
+        look.query_row(params![from, limit], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+    let (Some(last), Some(youngest)) = (last, youngest) else { return Ok(ReapStep::default()) };
+    let run = |sql, params: &[i64]| connection.prepare_cached(sql)?.execute(params_from_iter(params));
+    let removed = run(include_str!("sql/reap_effects.sql"), &[from, last, by])? as u64;
+    run(include_str!("sql/reap_calls.sql"), &[from, last])?;
+    run(include_str!("sql/reap_letters.sql"), &[from, last, by])?;
+    let next = (looked == limit && youngest <= by).then(|| Cursor::of_i64(last));
     Ok(ReapStep { removed, next, ..ReapStep::default() })
 }
 

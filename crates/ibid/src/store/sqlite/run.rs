@@ -7,8 +7,8 @@ use ibid_core::store::StoreError;
 use rusqlite::Connection;
 use tokio::sync::oneshot::Sender;
 
-use super::failure::{self, store_error};
 use super::batch;
+use super::failure::{self, store_error};
 use super::queue::Job;
 use super::writer::Writer;
 use super::{NAME, SqliteStore};

@@ -1,12 +1,13 @@
 //! The store's side of callers' transactions on the same file: its clock, its policies, and work on its own writer.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use futures_util::FutureExt;
 use ibid_core::policy::Policy;
 use ibid_core::sql::{Dialect, SqlError, SqlFault};
 use ibid_core::store::{BoxFuture, SqlStore, StoreError, Work};
 use ibid_core::time::Timestamp;
+use parking_lot::Mutex;
 use rusqlite::Connection;
 
 use super::policies::{self, SEEN_EVERY};
@@ -21,13 +22,13 @@ impl PolicyNumbers {
     /// Returns the number of a policy that was seen lately. After [`SEEN_EVERY`] it is looked up again, because a reaper
     /// may have deleted a policy that was not in use for long.
     fn find(&self, policy: &Arc<Policy>, now: Timestamp) -> Option<i64> {
-        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.0.lock();
         let found = known.iter().find(|(known, ..)| Arc::ptr_eq(known, policy));
         found.filter(|(.., seen_at)| now.since(*seen_at) < SEEN_EVERY).map(|(_, number, _)| *number)
     }
 
     fn put(&self, policy: Arc<Policy>, number: i64, now: Timestamp) {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         known.retain(|(known, ..)| !Arc::ptr_eq(known, &policy));
         if known.len() >= KNOWN_MAX {
             known.clear();

@@ -182,7 +182,10 @@ impl Writer {
             return Ok(());
         };
         if self.is_flushing != is_flushing {
-            run(connection, if is_flushing { "pragma synchronous = full" } else { "pragma synchronous = normal" })?;
+            run(
+                connection,
+                if is_flushing { "pragma synchronous = full" } else { "pragma synchronous = normal" },
+            )?;
             self.is_flushing = is_flushing;
         }
         Ok(())
@@ -298,8 +301,7 @@ fn drop_late(commits: &mut Vec<CommitJob>) {
     let now = Instant::now();
     let is_late = |job: &mut CommitJob| job.send_by.is_some_and(|send_by| send_by < now);
     for job in commits.extract_if(.., is_late) {
-        let error = StoreError::transient(NAME, "commit", "it waited in the queue past its deadline");
-        drop(job.reply.send(Err(error.unwritten())));
+        drop(job.reply.send(Err(StoreError::overloaded(NAME, "commit"))));
     }
 }
 

@@ -4,7 +4,10 @@ use super::*;
 use crate::request_fixture::ask;
 
 async fn world_for(attempts_max: usize) -> World {
-    let settings = Settings { attempts_max, cache_ttl: Duration::ZERO, ..Settings::default() };
+    let settings = Settings::default().with(|settings| {
+        settings.attempts_max = attempts_max;
+        settings.cache_ttl = Duration::ZERO;
+    });
     world_with(Policy::default(), settings).await
 }
 
@@ -52,13 +55,13 @@ async fn a_tenant_with_half_of_the_attempts_leaves_room_for_others() {
 async fn an_ending_attempt_counts_once() {
     let world = world_for(3).await;
     let (attempt, uncertain) = (world.run("a").await, world.run("b").await);
-    let begun = world.store.commits();
+    let commits_before = world.store.commits();
     world.store.set(StoreFault::Hangs);
     let ends = tokio::spawn(async move {
         let unknown = uncertain.unknown(ErrorCode::TimedOut);
         tokio::join!(attempt.finish(created_response()), unknown)
     });
-    while world.store.commits() == begun {
+    while world.store.commits() == commits_before {
         tokio::task::yield_now().await;
     }
     // A read decides while there is no room, and a write while there is.

@@ -4,7 +4,7 @@ use super::*;
 
 #[tokio::test(start_paused = true)]
 async fn a_queued_finish_counts_all_the_bytes_it_holds() {
-    let world = world(Policy { max_response_body: 64 << 20, ..Policy::default() }).await;
+    let world = world(Policy::default().with(|policy| policy.max_response_body = 64 << 20)).await;
     let attempts = [world.run("first").await, world.run("second").await];
     world.store.set(StoreFault::Down);
     for attempt in attempts {
@@ -15,7 +15,14 @@ async fn a_queued_finish_counts_all_the_bytes_it_holds() {
     }
     world.store.set(StoreFault::None);
     world.ibid.settled().await;
-    let stored = world.store.list(RecordFilter::default()).await.expect("a list");
+    let stored = world
+        .store
+        .browse()
+        .expect("a store that can be browsed")
+        .list(RecordFilter::default())
+        .await
+        .expect("a list")
+        .items;
     let states = stored.iter().map(|stored| (stored.record.identity.key.as_str(), stored.record.state));
     let mut states: Vec<_> = states.collect();
     states.sort_unstable_by_key(|(key, _)| key.to_owned());

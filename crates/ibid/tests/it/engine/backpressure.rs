@@ -38,16 +38,16 @@ async fn an_open_breaker_sends_one_probe_at_a_time() {
     let world = failing().await;
     let mut longest = Duration::from_secs(1);
     for _ in 0..5 {
-        let before = world.ibid.counts().changes;
+        let before = world.store.commits();
         let started = Instant::now();
         let (begun, told) = begin_many(&world, 100).await;
         assert_eq!((begun, started.elapsed()), (0, Duration::ZERO), "at once");
-        assert_eq!(world.ibid.counts().changes, before, "unasked");
+        assert_eq!(world.store.commits(), before, "unasked");
         let next = told[0];
         assert!(told.iter().all(|told| *told == next && *told <= longest), "{told:?}");
         tokio::time::advance(next).await;
         let (begun, _) = begin_many(&world, 100).await;
-        assert_eq!((begun, world.ibid.counts().changes), (0, before + 1), "one finds out for all");
+        assert_eq!((begun, world.store.commits()), (0, before + 1), "one finds out for all");
         longest = (longest * 2).min(Duration::from_secs(8));
     }
     world.store.set(StoreFault::None);
@@ -83,68 +83,6 @@ async fn the_breaker_gates_begins_only() {
     assert!(matches!(finished.finish(created_response()).await, Outcome::Completed(_)));
     assert!(matches!(released.release(ErrorCode::NotSent).await, Outcome::Released));
     assert!(world.ibid.is_breaker_open(), "no begin has probed the store yet");
-}
-
-#[tokio::test(start_paused = true)]
-async fn only_begins_are_refused_past_the_queues_bound() {
-    let world = world(Policy::default()).await;
-    let attempt = world.run("running").await;
-    world.store.set(StoreFault::Hangs);
-    let mut finish = tokio::spawn(attempt.finish(created_response()));
-    // Begins that the lanes have taken out of the queue do not count towards its bound.
-    let (queued, more) = (20_000, 1_000);
-    let started = Instant::now();
-    let begins = (0..queued + more).map(|n| {
-        let begin = world.ibid.begin(world.ask(&format!("burst-{n}")));
-        async move { (begin.await.map(drop), started.elapsed()) }
-    });
-    let outcomes = futures_util::future::join_all(begins).await;
-    assert!(outcomes.iter().all(|(outcome, _)| outcome.is_err()), "nothing runs on a store that hangs");
-    let at_once = outcomes.iter().filter(|(_, took)| took.is_zero()).count();
-    assert!(at_once > 0 && at_once <= more, "{at_once} at once");
-    assert!(outcomes.iter().all(|(_, took)| took.is_zero() || *took >= Duration::from_secs(2)));
-    assert!((&mut finish).now_or_never().is_none(), "it waits");
-    world.store.set(StoreFault::None);
-    assert!(matches!(finish.await.expect("no panic"), Outcome::Completed(_)));
-    world.ibid.settled().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_small_batch_waits_for_a_large_one_in_flight() {
-    let world = world(Policy::default()).await;
-    world.store.commit_apart();
-    let before = world.store.commits();
-    let sent = async |expected: usize| {
-        // Lets every task run that can, without time passing.
-        for _ in 0..100 {
-            tokio::task::yield_now().await;
-        }
-        assert_eq!(world.store.commits() - before, expected);
-    };
-    world.store.set(StoreFault::Hangs);
-    let mut begins = tokio::task::JoinSet::new();
-    let mut begin = |count: usize| {
-        for _ in 0..count {
-            let (ibid, ask) = (world.ibid.clone(), world.ask(&format!("key-{}", begins.len())));
-            begins.spawn(async move { ibid.begin(ask).await.map(drop) });
-        }
-    };
-    begin(8);
-    sent(1).await;
-    begin(1);
-    sent(1).await;
-    begin(3);
-    sent(2).await;
-    begin(2);
-    sent(2).await;
-    tokio::time::sleep(Duration::from_millis(24)).await;
-    sent(2).await;
-    tokio::time::sleep(Duration::from_millis(2)).await;
-    sent(3).await;
-    world.store.set(StoreFault::None);
-    while let Some(begun) = begins.join_next().await {
-        begun.expect("no panic").expect("it is begun");
-    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -105,7 +105,7 @@ async fn joined_begins_outlive_the_client_of_the_first() {
     assert!(first.await.is_err());
     world.store.set(StoreFault::None);
     let (runs, in_use, refused) = outcomes(begins).await;
-    // The first begin goes on without its client, and releases the key: a joined begin may be early or late for that.
+    // The first begin continues without its client, and releases the key: a joined begin may be early or late for that.
     assert!(runs.len() <= 1 && refused == 0, "{} {in_use} {refused}", runs.len());
     for attempt in runs {
         attempt.finish(created_response()).await;
@@ -133,7 +133,8 @@ async fn joined_begins_outlive_a_lost_reply() {
 async fn joined_begins_do_not_count_against_the_store() {
     let timeout = Duration::from_millis(50);
     let world =
-        world_with(Policy::default(), Settings { begin_timeout: timeout, ..Settings::default() }).await;
+        world_with(Policy::default(), Settings::default().with(|settings| settings.begin_timeout = timeout))
+            .await;
     let first = start_begins(&world, 1).await;
     tokio::time::sleep(timeout / 2).await;
     let sent = world.store.commits();

@@ -10,8 +10,8 @@ async fn wait_for_commits(world: &World, before: usize, more: usize) {
 }
 
 /// Returns a world with a record whose lease has lapsed, and a node that has seen no clock jump.
-async fn lapsed() -> (World, Ibid) {
-    let world = world(Policy { on_lapse: OnLapse::Retry, ..Policy::default() }).await;
+async fn lapsed_record() -> (World, Ibid) {
+    let world = world(Policy::default().with(|policy| policy.on_lapse = OnLapse::Retry)).await;
     std::mem::forget(world.run("k").await);
     world.hands.advance(world.policy.lease);
     let node = Ibid::start(world.store.clone(), Settings::default()).await.expect("it starts");
@@ -35,7 +35,7 @@ async fn lose_reply_and_lock<T: Send + 'static>(
 
 #[tokio::test]
 async fn a_sweep_does_not_leave_a_row_that_its_own_send_may_hold() {
-    let (world, node) = lapsed().await;
+    let (world, node) = lapsed_record().await;
     let sweep = lose_reply_and_lock(&world, async move { upkeep::sweep_once(&node).await }, 1).await;
     assert!(!sweep.is_finished(), "the first send may still be committed");
     world.store.set(StoreFault::None);
@@ -45,20 +45,20 @@ async fn a_sweep_does_not_leave_a_row_that_its_own_send_may_hold() {
 
 #[tokio::test]
 async fn a_locked_row_ends_a_sweep_whose_send_was_answered() {
-    let (world, node) = lapsed().await;
+    let (world, node) = lapsed_record().await;
     world.store.set(StoreFault::LocksRows);
     assert_eq!(upkeep::sweep_once(&node).await.expect("the store answers"), 0);
 }
 
 #[tokio::test]
 async fn a_takeover_without_a_reply_is_given_up_and_written_over() {
-    let (world, node) = lapsed().await;
+    let (world, node) = lapsed_record().await;
     let (ask, begins) = (world.ask("k"), node.clone());
     // The insert that finds the record, and the takeover.
     let begin = lose_reply_and_lock(&world, async move { begins.begin(ask).await }, 2).await;
     assert!(!begin.is_finished(), "the takeover may still be committed");
-    let begun = begin.await.expect("no panic");
-    assert!(begun.is_err(), "{begun:?}");
+    let outcome = begin.await.expect("no panic");
+    assert!(outcome.is_err(), "{outcome:?}");
     let before = world.only_record().await.record.version;
     world.store.set(StoreFault::None);
     node.settled().await;

@@ -26,7 +26,8 @@ async fn a_store_that_takes_no_writes_is_not_ready() {
 async fn a_process_without_requests_becomes_ready_again() {
     let timeout = Duration::from_millis(5);
     let world =
-        world_with(Policy::default(), Settings { begin_timeout: timeout, ..Settings::default() }).await;
+        world_with(Policy::default(), Settings::default().with(|settings| settings.begin_timeout = timeout))
+            .await;
     assert_eq!(world.ibid.check_ready(WITHIN).await, Ok(()));
     world.store.set(StoreFault::Down);
     for n in 0..5 {

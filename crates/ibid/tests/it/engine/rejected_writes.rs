@@ -59,5 +59,15 @@ async fn a_permanently_rejected_begin_leaves_no_background_work() {
     world.store.set(StoreFault::Refuses);
     assert!(world.ibid.begin(world.ask("k")).await.is_err());
     world.ibid.settled().await;
-    assert!(world.store.list(RecordFilter::default()).await.expect("a list").is_empty());
+    assert!(
+        world
+            .store
+            .browse()
+            .expect("a store that can be browsed")
+            .list(RecordFilter::default())
+            .await
+            .expect("a list")
+            .items
+            .is_empty()
+    );
 }

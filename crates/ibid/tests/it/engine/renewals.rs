@@ -6,7 +6,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test(start_paused = true)]
 async fn leases_of_many_attempts_are_renewed_together() {
-    let world = world(Policy { on_lapse: OnLapse::Retry, ..Policy::default() }).await;
+    let world = world(Policy::default().with(|policy| policy.on_lapse = OnLapse::Retry)).await;
     let mut attempts = Vec::new();
     for n in 0..200 {
         let attempt = world.run(&format!("k{n}")).await;

@@ -19,7 +19,7 @@ use ibid_core::policy::{Policy, Reconcile};
 use ibid_core::record::State;
 use ibid_core::response::Response;
 use ibid_core::scope::{Identity, Operation, RecordId, ScopeRule, Tenant};
-use ibid_core::store::{BoxFuture, Browse, Store};
+use ibid_core::store::{BoxFuture, Store};
 use ibid_testkit::client::{Client, TestRequest};
 use ibid_testkit::contract::{LONG, TestRecord, draft, insert, nonce, put};
 use ibid_testkit::faults::{FaultyStore, StoreFault};
@@ -99,7 +99,8 @@ async fn one_wins(store: Arc<dyn Store>) {
         let [winner] = won[..] else { panic!("round {round}: settled by {won:?}") };
 
         // The history names only the winner, and so does the operator's error.
-        let lines = store.history(name.id).await.expect("a history");
+        let lines =
+            store.browse().expect("a store that can be browsed").history(name.id).await.expect("a history");
         let mut lines = lines.into_iter().map(|(_, line)| line);
         let line = lines.next().expect("a line");
         assert!(lines.next().is_none(), "round {round}: {line:?} and more");

@@ -2,7 +2,6 @@
 //! through the layer.
 
 use ibid_core::fingerprint::{BodyRule, Pointer, Recipe};
-use ibid_core::response::Response as Stored;
 
 use super::*;
 
@@ -91,11 +90,18 @@ async fn an_answer_is_kept_with_the_routes_response_version() {
     for version in [1, 7] {
         let world = world(Policy::default().with(|policy| policy.response_version = version)).await;
         world.send(pay("k").does("404")).await;
-        let records = world.store.list(RecordFilter::default()).await.unwrap();
+        let records = world
+            .store
+            .browse()
+            .expect("a store that can be browsed")
+            .list(RecordFilter::default())
+            .await
+            .unwrap()
+            .items;
         let id = records[0].record.id;
-        let stored = world.store.load(vec![id]).await.unwrap().remove(0).expect("a record");
-        let response = Stored::from_bytes(&stored.answer.expect("its answer")).expect("it can be read");
-        assert_eq!((response.version, response.status, &response.body[..]), (version, 404, &b"run 1: b"[..]));
+        let stored = world.store.load(id).await.unwrap().expect("a record");
+        assert_eq!((stored.record.note.status, stored.body()), (Some(404), Some(&b"run 1: b"[..])));
+        assert_eq!(stored.record.policy.response_version, version, "the rules travel with the record");
     }
 }
 

@@ -148,12 +148,12 @@ impl<D: Database + Clone + 'static> Site<D> {
     }
 
     pub(super) async fn record(&self, key: &str) -> Arc<Record> {
-        self.ibid.store().load(vec![ask(&self.ibid, key).id]).await.unwrap().remove(0).unwrap().record
+        self.ibid.store().load(ask(&self.ibid, key).id).await.unwrap().unwrap().record
     }
 
     /// Returns the lines of this kind in the history of a key's record.
     pub(super) async fn history(&self, key: &str, what: HistoryKind) -> Vec<String> {
-        let lines = self.ibid.store().history(ask(&self.ibid, key).id).await.unwrap();
+        let lines = self.ibid.store().browse().unwrap().history(ask(&self.ibid, key).id).await.unwrap();
         lines.into_iter().filter(|(_, line)| line.what == what).map(|(_, line)| line.detail).collect()
     }
 
@@ -325,7 +325,7 @@ pub(super) fn settled_at_once() -> NewEffect {
 /// A webhook's report that the call was executed.
 pub(super) fn executed_observation(status: u16, id: &str) -> Observation {
     let response = Response::plain(status, "application/json", format!("{{\"charge\":\"{id}\"}}"));
-    let kept = Some(response.to_bytes());
+    let kept = Some(Arc::new(response));
     Observation::Executed(AttemptResponse {
         status,
         retry_after: false,

@@ -34,6 +34,18 @@ use tempfile::TempDir;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
+/// Returns a statement of the outbox on SQLite that returns effects, as a whole.
+macro_rules! effects_sql {
+    ($file:literal) => {
+        concat!(
+            include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/outbox/sql/sqlite/", $file)),
+            include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/outbox/sql/sqlite/effect.sql")),
+        )
+    };
+}
+
+pub(super) use effects_sql;
+
 pub(super) struct World {
     pub(super) ibid: Ibid,
     clock: Clock,
@@ -119,7 +131,7 @@ impl World {
             let idle = worker.run_once().await.unwrap().is_idle();
             let open: i64 = self
                 .connection()
-                .query_row("select count(*) from ibid_effect where open = 1", [], |row| row.get(0))
+                .query_row("select count(*) from ibid_effect where done_at is null", [], |row| row.get(0))
                 .unwrap();
             if idle && open == 0 {
                 return;
@@ -152,7 +164,7 @@ impl World {
     }
 
     pub(super) async fn record(&self, key: &str) -> Arc<Record> {
-        self.ibid.store().load(vec![self.ask(key).id]).await.unwrap().remove(0).unwrap().record
+        self.ibid.store().load(self.ask(key).id).await.unwrap().unwrap().record
     }
 
     pub(super) async fn tx(&self) -> RusqliteTx<'static> {
@@ -193,6 +205,16 @@ impl World {
             plan += &(row.get::<_, String>(3).unwrap() + "\n");
         }
         plan
+    }
+
+    /// Runs a statement in a transaction that is rolled back. Returns the number of rows, and of steps of SQLite's machine.
+    pub(super) fn steps(&self, sql: &str, params: &[&dyn rusqlite::ToSql]) -> (usize, i32) {
+        let connection = self.connection();
+        connection.execute_batch("begin immediate").unwrap();
+        let mut statement = connection.prepare(sql).unwrap();
+        let rows = statement.query_map(params, |_| Ok(())).unwrap().count();
+        let steps = statement.get_status(rusqlite::StatementStatus::VmStep);
+        (rows, steps)
     }
 
     fn texts<P: rusqlite::Params>(&self, sql: &str, params: P) -> Vec<String> {
@@ -355,7 +377,7 @@ pub(super) fn not_made(why: &str) -> CallOutcome {
     CallOutcome::NotMade { why: why.into(), after: None }
 }
 
-struct Nothing;
+pub(super) struct Nothing;
 
 impl RequestView for Nothing {
     fn method(&self) -> &str {

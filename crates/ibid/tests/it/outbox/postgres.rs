@@ -27,13 +27,13 @@ use super::both_databases::{evidence_report, executed_observation};
 use super::harness::{Gate, Provider, ask, because, begin, made_outcome};
 
 /// One node of an application.
-struct Node {
-    ibid: Ibid,
-    database: SqlxPostgres,
+pub(super) struct Node {
+    pub(super) ibid: Ibid,
+    pub(super) database: SqlxPostgres,
 }
 
 impl Node {
-    async fn new(server: &Postgres) -> Node {
+    pub(super) async fn new(server: &Postgres) -> Node {
         let options =
             PostgresOptions::default().with(|options| options.connection_wait = Duration::from_secs(30));
         let store = PostgresStore::open(&server.url(), options).await.unwrap();
@@ -46,7 +46,7 @@ impl Node {
         Node { ibid, database }
     }
 
-    async fn pay(&self, key: &str, effects: impl IntoIterator<Item = NewEffect>) {
+    pub(super) async fn pay(&self, key: &str, effects: impl IntoIterator<Item = NewEffect>) {
         let mut attempt = begin(&self.ibid, key).await;
         let mut inside = attempt.inside(self.database.begin().await.unwrap()).await.unwrap();
         sqlx::query("insert into payment values ($1)").bind(key).execute(&mut **inside).await.unwrap();
@@ -61,7 +61,7 @@ impl Node {
         Worker::builder(self.ibid.clone(), self.database.clone()).on("charge", Recording(provider.clone()))
     }
 
-    fn worker(&self, provider: &Provider) -> Worker<SqlxPostgres> {
+    pub(super) fn worker(&self, provider: &Provider) -> Worker<SqlxPostgres> {
         self.building(provider).build().unwrap()
     }
 
@@ -123,7 +123,7 @@ impl EffectHandler<SqlxPostgresTx<'static>> for Recording {
     }
 }
 
-fn charge(name: &str) -> NewEffect {
+pub(super) fn charge(name: &str) -> NewEffect {
     NewEffect::new(name, "charge", "42")
 }
 
@@ -189,7 +189,8 @@ async fn a_locked_effect_is_skipped() {
     let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made_outcome()));
     node.pay("k", [charge("held"), charge("free")]).await;
     let mut holder = node.database.0.begin().await.unwrap();
-    let lock = "select seq from ibid_effect where name = 'held' for update";
+    let lock = "select e.seq from ibid_effect e
+                join ibid_effect_call c on c.seq = e.seq where c.name = 'held' for update of e";
     sqlx::query(lock).execute(&mut *holder).await.unwrap();
     let worker = node.worker(&provider);
     assert_eq!(worker.run_once().await.unwrap().done, 1);
@@ -392,13 +393,17 @@ async fn takes_go_by_their_indexes_on_a_full_outbox() {
         assert_eq!(node.worker(&provider).run_once().await.unwrap().done, 1);
     }
     // Done effects, effects that are not due yet, and dead ones.
-    let fill = "insert into ibid_effect (record, birth, name, count, nonce, kind, state, open, tries, due_at, \
-        lease_us, created_at, aggregate, downstream_key, rules, owes, tenant, payload) \
-        select e.record, n, 'fill', 1, 1, e.kind, s.state, s.open, 0, s.due_at, e.lease_us, 0, s.aggregate, \
-        'fill ' || n, e.rules, false, e.tenant, '' \
-        from (select * from ibid_effect limit 1) e, generate_series(1, 60000) n, \
-        lateral (select case n % 3 when 0 then 3 when 1 then 1 else 5 end, n % 3 <> 0, \
-          case n % 3 when 1 then 9000000000000000 + n end, 'filled ' || n) s(state, open, due_at, aggregate)";
+    let fill = "with c as (
+          insert into ibid_effect_call (record, birth, name, owes, letter, downstream_key, rules, payload)
+          select c.record, n, 'fill', false, false, 'fill ' || n, c.rules, ''
+          from (select * from ibid_effect_call limit 1) c, generate_series(1, 60000) n
+          returning seq, birth as n)
+        insert into ibid_effect (seq, count, nonce, kind, state, blocked, dead_letter, tries, due_at, lease_us, created_at,
+          done_at, aggregate, tenant)
+        select c.seq, 1, 1, e.kind, s.state, false, s.state = 5, 0, s.due_at, e.lease_us, 0, s.done_at, s.aggregate, e.tenant
+        from c, (select * from ibid_effect limit 1) e,
+        lateral (select case n % 3 when 0 then 3 when 1 then 1 else 5 end, case n % 3 when 0 then 1 end,
+          case n % 3 when 1 then 9000000000000000 + n end, 'filled ' || n) s(state, done_at, due_at, aggregate)";
     server.sql(server.database(), fill);
     for analyzed in [false, true] {
         if analyzed {
@@ -412,7 +417,10 @@ async fn takes_go_by_their_indexes_on_a_full_outbox() {
         for index in ["ibid_effect_due", "ibid_effect_order", "ibid_effect_pkey"] {
             assert!(log.contains(&format!("using {index}")), "{index} is used (analyzed: {analyzed}): {log}");
         }
-        assert!(!log.contains("Seq Scan on ibid_effect"), "analyzed: {analyzed}: {log}");
+        // The table of turns is empty most of the time, so a scan of it is as good as its index.
+        for table in ["ibid_effect ", "ibid_effect_call "] {
+            assert!(!log.contains(&format!("Seq Scan on {table}")), "analyzed: {analyzed}: {log}");
+        }
     }
 }
 
@@ -426,10 +434,15 @@ async fn a_webhook_finds_its_effect_by_index_in_a_full_outbox() {
     let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made_outcome()));
     node.pay("k", [charge("e")]).await;
     assert_eq!(node.worker(&provider).run_once().await.unwrap().done, 1);
-    let fill = "insert into ibid_effect (record, birth, name, count, nonce, kind, state, open, tries, lease_us, \
-        created_at, downstream_key, provider_id, rules, owes, tenant, payload) \
-        select e.record, n, 'fill', 1, 1, e.kind, 3, false, 0, e.lease_us, 0, 'fill ' || n, 'ch_fill_' || n, e.rules, \
-        false, e.tenant, '' from (select * from ibid_effect limit 1) e, generate_series(1, 60000) n";
+    let fill = "with c as (
+          insert into ibid_effect_call (record, birth, name, owes, letter, downstream_key, rules, payload)
+          select c.record, n, 'fill', false, false, 'fill ' || n, c.rules, ''
+          from (select * from ibid_effect_call limit 1) c, generate_series(1, 60000) n
+          returning seq, birth as n)
+        insert into ibid_effect (seq, count, nonce, kind, state, blocked, dead_letter, tries, lease_us, created_at, done_at,
+          tenant, provider_id)
+        select c.seq, 1, 1, e.kind, 3, false, false, 0, e.lease_us, 0, 1, e.tenant, 'ch_fill_' || n
+        from c, (select * from ibid_effect limit 1) e";
     let key = node.effects().await[0].downstream_key.clone();
     server.sql(server.database(), fill);
     for analyzed in [false, true] {
@@ -444,10 +457,13 @@ async fn a_webhook_finds_its_effect_by_index_in_a_full_outbox() {
         }
         let log = server.log();
         let log = &log[before..];
-        for index in ["ibid_effect_downstream", "ibid_effect_provider"] {
+        for index in ["ibid_effect_call_key", "ibid_effect_provider"] {
             assert!(log.contains(index), "{index} is used (analyzed: {analyzed}): {log}");
         }
-        assert!(!log.contains("Seq Scan on ibid_effect"), "analyzed: {analyzed}: {log}");
+        // The table of turns is empty most of the time, so a scan of it is as good as its index.
+        for table in ["ibid_effect ", "ibid_effect_call "] {
+            assert!(!log.contains(&format!("Seq Scan on {table}")), "analyzed: {analyzed}: {log}");
+        }
     }
 }
 

@@ -19,7 +19,7 @@ use ibid_core::record::State;
 use super::both_databases::{
     Psp, Site, charge, evidence_report, executed_observation, lost, name, on_both_databases, settled_at_once,
 };
-use super::harness::{World, ask, because, begin};
+use super::harness::{World, ask, because, begin, effects_sql};
 
 on_both_databases!(
     an_unknown_effect_is_settled_by_its_downstream_key,
@@ -71,7 +71,15 @@ async fn an_unknown_effect_is_settled_by_its_downstream_key<D: Database + Clone 
     assert_eq!(psp.calls(), 1, "nothing was called again");
     assert_eq!(apply_evidence_once(&site.ibid).await.unwrap(), 0);
     assert!(
-        site.ibid.store().open_evidence(EvidenceQuery::Of(at.id()), 10).await.unwrap().is_empty(),
+        site.ibid
+            .store()
+            .evidence()
+            .unwrap()
+            .open_evidence(EvidenceQuery::Of(at.id()), None, 10)
+            .await
+            .unwrap()
+            .items
+            .is_empty(),
         "it is used up"
     );
 }
@@ -378,7 +386,15 @@ async fn a_worker_that_has_the_answer_is_not_disturbed<D: Database + Clone + 'st
     assert_eq!(site.lines().await, ["done: answer"], "its own result counts");
     assert_eq!(apply_evidence_once(&site.ibid).await.unwrap(), 0);
     assert!(
-        site.ibid.store().open_evidence(EvidenceQuery::Of(at.id()), 10).await.unwrap().is_empty(),
+        site.ibid
+            .store()
+            .evidence()
+            .unwrap()
+            .open_evidence(EvidenceQuery::Of(at.id()), None, 10)
+            .await
+            .unwrap()
+            .items
+            .is_empty(),
         "it is of no more use"
     );
     assert!(site.history("k", HistoryKind::LateAnswer).await.is_empty(), "they say the same");
@@ -414,7 +430,7 @@ async fn upkeep_applies_evidence_that_a_crash_left_unused<D: Database + Clone + 
     let about = EvidenceSubject::Effect(site.by_key().await);
     let what = executed_observation(201, "ch_9");
     let evidence = Evidence { name: name("evt_1"), about, owner: None, what, age: Duration::ZERO };
-    site.ibid.store().insert_evidence(evidence, Duration::from_secs(3600)).await.unwrap();
+    site.ibid.store().evidence().unwrap().insert_evidence(evidence, Duration::from_secs(3600)).await.unwrap();
     let after = site.another_process().await;
     let _worker = after.worker(&psp);
     assert_eq!(apply_evidence_once(&after.ibid).await.unwrap(), 1);
@@ -501,8 +517,11 @@ async fn others_of_its_aggregate_run_once_it_is_settled<D: Database + Clone + 's
 #[tokio::test]
 async fn an_effect_is_found_by_its_indexes_on_sqlite() {
     let world = World::new().await;
-    let plan = world.plan(include_str!("../../../src/outbox/sql/sqlite/find_by_key.sql"));
-    assert!(plan.contains("ibid_effect_downstream_key (downstream_key=?)"), "{plan}");
-    let plan = world.plan(include_str!("../../../src/outbox/sql/sqlite/find_by_provider.sql"));
-    assert!(plan.contains("ibid_effect_provider_id (provider_id=?)"), "{plan}");
+    for (sql, index) in [
+        (effects_sql!("find_by_key.sql"), "ibid_effect_call_key (downstream_key=?)"),
+        (effects_sql!("find_by_provider.sql"), "ibid_effect_provider (provider_id=?)"),
+    ] {
+        let plan = world.plan(sql);
+        assert!(plan.contains(index) && !plan.contains("SCAN x") && !plan.contains("SCAN c"), "{plan}");
+    }
 }

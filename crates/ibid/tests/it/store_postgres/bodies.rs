@@ -40,9 +40,7 @@ async fn another_generation_leaves_nothing_of_the_one_before_it() {
     // All of them begin at the same instant.
     let begins: Vec<Change> = (0..20).map(|_| begin()).collect();
     commit_all(&*store, begins.clone()).await;
-    let records = async || {
-        load_all(&*store, begins.iter().map(|begin| begin.id)).await
-    };
+    let records = async || load_all(&*store, begins.iter().map(|begin| begin.id)).await;
     let finishes = records().await.iter().map(|stored| finish(&stored.record)).collect();
     commit_all(&*store, finishes).await;
     assert_eq!(count_bodies(&server, &database), "20");
@@ -118,15 +116,15 @@ async fn a_record_that_changes_under_the_reaper_is_left_alone() {
         if restarted {
             second = put(&*store, &finish(&second)).await.record;
         }
-        let at =
-            |id: RecordId, at: i64| format!("update ibid_record set reap_at = {at} where id = '{id}'");
+        let at = |id: RecordId, at: i64| format!("update ibid_record set reap_at = {at} where id = '{id}'");
         // The reaper reaches the first row, which still has an open effect, and the server waits for our lock when it reads
         // that. By then the reaper knows only the old version of the second row.
         let hold = format!(
             "{}; {};
-             insert into ibid_effect (birth, nonce, lease_us, created_at, count, tries, state, open, owes, record,
-                                      name, kind, downstream_key, rules, tenant, payload)
-             values (1, 1, 0, 0, 1, 0, 1, true, false, '{}', 'mail', 'http', 'd', '', 'shop', '');
+             insert into ibid_effect_call (birth, owes, letter, record, name, downstream_key, rules)
+             values (1, false, false, '\\x{}', 'mail', 'd', '{{}}');
+             insert into ibid_effect (seq, nonce, lease_us, created_at, count, tries, state, blocked, dead_letter, tenant, kind)
+             select seq, 1, 0, 0, 1, 0, 1, false, false, 'shop', 'http' from ibid_effect_call;
              create function hold() returns boolean language plpgsql set lock_timeout = 0 as
                $$ begin perform pg_advisory_xact_lock_shared(7); return true; end $$;
              alter table ibid_effect rename to ibid_effect_rows;

@@ -28,7 +28,7 @@ async fn the_printed_migration_makes_the_stores_schema() {
     open(&server, &ours).await;
     server.sql(&theirs, &PostgresStore::migration_sql(0));
     let made = catalog(&server, &ours);
-    assert!(made.contains("ibid_effect_downstream") && made.contains("ibid_record_reap"), "{made}");
+    assert!(made.contains("ibid_effect_call_key") && made.contains("ibid_record_reap"), "{made}");
     assert_eq!(made, catalog(&server, &theirs));
     open_with(&server, &theirs, |options| options.migrate = false).await;
     // Many open at once: one creates the schema, the others find it.
@@ -85,8 +85,13 @@ async fn a_schema_that_is_not_ours_to_use_is_refused() {
     let newest = PostgresStore::newest_schema();
     let later = |needs: u32| {
         let step = newest + 1;
-        server.sql(&database, &format!("insert into ibid_schema_step values ({step}, '', {needs})
-                                        on conflict (number) do update set needs_at_least = {needs}"));
+        server.sql(
+            &database,
+            &format!(
+                "insert into ibid_schema_step values ({step}, '', {needs})
+                                        on conflict (number) do update set needs_at_least = {needs}"
+            ),
+        );
     };
     later(newest);
     open_with(&server, &database, |options| options.migrate = false).await;

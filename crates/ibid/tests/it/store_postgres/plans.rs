@@ -41,11 +41,14 @@ async fn no_hot_path_statement_scans_a_table() {
         for index in ["pkey", "due", "reap"] {
             assert!(log.contains(&format!("Index Scan using ibid_record_{index}")), "{index} is used");
         }
-                for (statement, scan) in [
+        for (statement, scan) in [
             ("the hot path: begins of new records", "Tid Scan on ibid_record r"),
             ("Scans records under the policy", "Index Scan using ibid_record_reap on ibid_record x"),
             ("Returns records in one state whose due", "Index Scan using ibid_record_due on ibid_record r"),
-            ("Takes one step of the reaper over records", "Index Scan using ibid_record_reap on ibid_record r"),
+            (
+                "Takes one step of the reaper over records",
+                "Index Scan using ibid_record_reap on ibid_record r",
+            ),
         ] {
             let plan =
                 log.split("Query Text").find(|plan| plan.to_lowercase().contains(&statement.to_lowercase()));

@@ -78,7 +78,8 @@ mod with_callers {
         for _ in 0..20 {
             assert!(world.ibid.begin(world.ask("k")).await.is_err());
         }
-        let settled = tokio::time::timeout(Settings::default().begin_timeout * 10, world.ibid.settled()).await;
+        let settled =
+            tokio::time::timeout(Settings::default().begin_timeout * 10, world.ibid.settled()).await;
         settled.expect("no task keeps retrying");
     }
 
@@ -88,7 +89,10 @@ mod with_callers {
         let mut attempt = world.begin("k").await;
         world.sql("delete from ibid_policy").await;
         let refused = attempt.inside(world.db.begin().await.unwrap()).await;
-        assert!(matches!(&refused, Err(TxError::Sql(error)) if error.fault() == SqlFault::Wrong), "{refused:?}");
+        assert!(
+            matches!(&refused, Err(TxError::Sql(error)) if error.fault() == SqlFault::Wrong),
+            "{refused:?}"
+        );
         // A process that stores the policy again, through any connection, makes it readable again.
         let bob = world.other_node().await;
         drop(world.begin_on(&bob, "another").await);

@@ -115,11 +115,14 @@ async fn a_record_held_by_a_business_row_blocks_no_other() {
     let sql = "update ibid_record set purge_at = 8 + get_byte(uuid_send(id), 0), reap_at = 8 + get_byte(uuid_send(id), 0)
                where id = any ($1::text[]::uuid[])";
     stranger.execute(sql, &[&ids(&names[..100])]).await.expect("separate instants");
-    let sql = "insert into ibid_effect (birth, nonce, lease_us, created_at, done_at, count, tries, state, open, owes,
-                                        record, name, kind, downstream_key, rules, tenant, payload)
-               values (1, 1, 0, 0, 0, 1, 0, 1, false, false, $1::text::uuid, 'mail', 'http', 'd', '', 'shop', '')";
-    stranger.execute(sql, &[&names[151].id.to_string()]).await.expect("an effect");
-    let rest = "select count(*), count(p.record), count(*) filter (where r.body is null) from ibid_record r
+    let sql = "with c as (
+                 insert into ibid_effect_call (birth, owes, letter, record, name, downstream_key, rules)
+                 values (1, false, false, $1, 'mail', 'd', '{}') returning seq)
+               insert into ibid_effect (seq, nonce, lease_us, created_at, done_at, count, tries, state, blocked, dead_letter,
+                                        tenant, kind)
+               select seq, 1, 0, 0, 0, 1, 0, 1, false, false, 'shop', 'http' from c";
+    stranger.execute(sql, &[&&names[151].id.as_bytes()[..]]).await.expect("an effect");
+    let rest = "select count(*), count(p.record), (select count(*) from ibid_body) from ibid_record r
                 left join payment p on p.record = r.id";
     let keep = Retention::default().with(|keep| keep.history = Duration::ZERO);
     let harvest = reap_store(&*store, keep, |_| {}).await.expect("nothing failed");
@@ -188,13 +191,15 @@ async fn a_record_with_a_call_still_to_be_made_stays() {
     let (other, change) = going();
     put(&*store, &change).await;
     let stranger = stranger(&server, &database).await;
-    let sql = "insert into ibid_effect (birth, nonce, lease_us, created_at, count, tries, state, open, owes, record,
-                                        name, kind, downstream_key, rules, tenant, payload)
-               values (1, 1, 0, 0, 1, 0, 1, true, false, $1::text::uuid, 'mail', 'http', 'd', '', 'shop', '')";
-    stranger.execute(sql, &[&name.id.to_string()]).await.expect("an effect");
+    let sql = "with c as (
+                 insert into ibid_effect_call (birth, owes, letter, record, name, downstream_key, rules)
+                 values (1, false, false, $1, 'mail', 'd', '{}') returning seq)
+               insert into ibid_effect (seq, nonce, lease_us, created_at, count, tries, state, blocked, dead_letter, tenant, kind)
+               select seq, 1, 0, 0, 1, 0, 1, false, false, 'shop', 'http' from c";
+    stranger.execute(sql, &[&&name.id.as_bytes()[..]]).await.expect("an effect");
     assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 1, "only the other goes");
     assert!(load(&*store, other.id).await.is_none() && load(&*store, name.id).await.is_some());
-    server.sql(&database, "update ibid_effect set open = false");
+    server.sql(&database, "update ibid_effect set done_at = 0");
     assert_eq!(
         reap_all(&*store, ReapTarget::Records).await.removed,
         1,
@@ -235,9 +240,12 @@ async fn an_ended_effect_is_reaped_but_an_open_one_never() {
     let (name, change) = going();
     let birth = put(&*store, &change).await.record.birth.0.cast_signed();
     let stranger = stranger(&server, &database).await;
-    let sql = "insert into ibid_effect (birth, nonce, lease_us, created_at, done_at, count, tries, state, open, owes,
-                                        record, name, kind, downstream_key, rules, tenant, payload)
-               values ($2, 1, 0, 0, 0, 1, 0, 1, $3, false, $1::text::uuid, $4, 'http', 'd', '', 'shop', '')";
+    let sql = "with c as (
+                 insert into ibid_effect_call (birth, owes, letter, record, name, downstream_key, rules)
+                 values ($2, false, false, $1, $4, 'd', '{}') returning seq)
+               insert into ibid_effect (seq, nonce, lease_us, created_at, done_at, count, tries, state, blocked, dead_letter,
+                                        tenant, kind)
+               select seq, 1, 0, 0, case when not $3 then 0 end, 1, 0, 1, false, false, 'shop', 'http' from c";
     let other = TestRecord::fresh();
     let (mine, others) = (name.id.to_string(), other.id.to_string());
     for (id, open, effect) in [(&mine, false, "done"), (&others, false, "done"), (&others, true, "dead")] {
@@ -249,8 +257,8 @@ async fn an_ended_effect_is_reaped_but_an_open_one_never() {
     assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 1);
     assert_eq!((ripe().await, reap_all(&*store, course).await.removed), (1, 1));
     assert_eq!((ripe().await, reap_all(&*store, course).await.removed), (0, 0));
-    assert_eq!(server.sql(&database, "select name from ibid_effect"), "dead");
-    server.sql(&database, "update ibid_effect set open = false, done_at = 4000000000000000");
+    assert_eq!(server.sql(&database, "select name from ibid_effects"), "dead");
+    server.sql(&database, "update ibid_effect set done_at = 4000000000000000");
     assert_eq!(
         (ripe().await, reap_all(&*store, course).await.removed),
         (0, 0),

@@ -137,7 +137,7 @@ impl<A: Adapter> World<A> {
 
     pub(crate) async fn record(&self, key: &str) -> Option<Arc<Record>> {
         let id = self.ask(key).id;
-        self.ibid.store().load(vec![id]).await.unwrap().remove(0).map(|stored| stored.record)
+        self.ibid.store().load(id).await.unwrap().map(|stored| stored.record)
     }
 
     /// Makes the lease lapse. The clock is not moved, because engines would notice the jump and take nothing over.

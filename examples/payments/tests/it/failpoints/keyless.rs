@@ -82,13 +82,13 @@ async fn run(Keyless { case, care }: Keyless, database: TestDatabase) -> usize {
     // Only one payment: of several, the killed node might hold more than the one that hits the failpoint.
     let (mut completed, next) = join(send_until_done(plan_requests(1, 0), &node), breaking).await;
     let open = match care {
-        Care::Verified => "select name from ibid_effect where state <> 3",
-        Care::Once => "select name from ibid_effect where state not in (3, 4)",
+        Care::Verified => "select name from ibid_effects where state <> 'done'",
+        Care::Once => "select name from ibid_effects where state not in ('done', 'unknown')",
     };
     world.wait_for_rows(open, &[]).await;
     if (case.point, case.action) == ("call.after", Action::Doze) {
         let is_over = async || {
-            let done = world.texts("select name from ibid_effect where state = 3 and tries = 1").await;
+            let done = world.texts("select name from ibid_effects where state = 'done' and tries = 1").await;
             (!done.is_empty()
                 || armed.has_logged("call succeeded, but the claim was lost; result not recorded"))
             .then_some(())
@@ -101,7 +101,8 @@ async fn run(Keyless { case, care }: Keyless, database: TestDatabase) -> usize {
     assert_eq!(next.wait_until_settled(TOKEN, &later[0].id()).await["status"], "succeeded");
     completed.extend(later);
 
-    let lost = world.texts("select name from ibid_effect where state = 4 and due_at is null").await.len();
+    let lost =
+        world.texts("select name from ibid_effects where state = 'unknown' and due_at is null").await.len();
     let pending = world.texts("select id from payment where status = 'pending' and charge_id is null").await;
     let paid = world.texts("select id from payment where status = 'succeeded'").await;
     assert_eq!(pending.len(), lost, "a payment is pending exactly if its effect is unknown");

@@ -1,7 +1,7 @@
--- The effect that is called under one key. Two rows would mean that the key is not one call's.
-select seq, record, birth, tenant, name, kind, count::int8, nonce, state::int8, tries::int8, due_at, created_at, called_at,
-  ended_at, done_at, aggregate, downstream_key, rules, owes, trace, payload, result, provider_id, last_error,
-  coalesce($1::int8, (extract(epoch from statement_timestamp()) * 1000000)::int8)
-from ibid_effect
-where downstream_key = $2
-limit 2
+-- Finds the effect that is called under the key $2; two rows would mean that two calls share a key. effect.sql follows.
+with t as materialized (select coalesce($1::int8, (extract(epoch from statement_timestamp()) * 1000000)::int8) as now),
+     e as (
+       select e.*
+       from ibid_effect e
+       where e.seq = any (array(select c.seq from ibid_effect_call c where c.downstream_key = $2 limit 2))
+     )

@@ -1,7 +1,8 @@
--- The effect of one kind that has this id at the provider. Two rows mean that nobody knows which is meant.
-select seq, record, birth, tenant, name, kind, count::int8, nonce, state::int8, tries::int8, due_at, created_at, called_at,
-  ended_at, done_at, aggregate, downstream_key, rules, owes, trace, payload, result, provider_id, last_error,
-  coalesce($1::int8, (extract(epoch from statement_timestamp()) * 1000000)::int8)
-from ibid_effect
-where provider_id = $2 and kind = $3
-limit 2
+-- Finds the effect of kind $3 that has the provider's id $2; two rows mean that the id is ambiguous. effect.sql follows.
+with t as materialized (select coalesce($1::int8, (extract(epoch from statement_timestamp()) * 1000000)::int8) as now),
+     e as (
+       select e.*
+       from ibid_effect e
+       where e.provider_id = $2 and e.kind = $3
+       limit 2
+     )

@@ -1,6 +1,7 @@
--- One effect.
-select seq, record, birth, tenant, name, kind, count::int8, nonce, state::int8, tries::int8, due_at, created_at, called_at,
-  ended_at, done_at, aggregate, downstream_key, rules, owes, trace, payload, result, provider_id, last_error,
-  coalesce($1::int8, (extract(epoch from statement_timestamp()) * 1000000)::int8)
-from ibid_effect
-where seq = $2
+-- Loads the effects whose numbers are in the JSON array $2. effect.sql follows.
+with t as materialized (select coalesce($1::int8, (extract(epoch from statement_timestamp()) * 1000000)::int8) as now),
+     e as (
+       select e.*
+       from ibid_effect e
+       where e.seq = any (array(select json_array_elements_text($2::text::json)::int8))
+     )

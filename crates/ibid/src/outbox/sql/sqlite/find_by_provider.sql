@@ -1,6 +1,7 @@
--- The effect of one kind that has this id at the provider. Two rows mean that nobody knows which is meant.
-select seq, record, birth, tenant, name, kind, count, nonce, state, tries, due_at, created_at, called_at, ended_at, done_at,
-  aggregate, downstream_key, rules, owes, trace, payload, result, provider_id, last_error, ?1
-from ibid_effect
-where provider_id = ?2 and kind = ?3
-limit 2
+-- Finds the effect of kind ?3 that has the provider's id ?2; two rows mean that the id is ambiguous. effect.sql follows.
+with e as (
+  select x.*
+  from ibid_effect x
+  where x.provider_id = ?2 and x.kind = ?3
+  limit 2
+)

@@ -1,5 +1,6 @@
--- One effect.
-select seq, record, birth, tenant, name, kind, count, nonce, state, tries, due_at, created_at, called_at, ended_at, done_at,
-  aggregate, downstream_key, rules, owes, trace, payload, result, provider_id, last_error, ?1
-from ibid_effect
-where seq = ?2
+-- Loads the effects whose numbers are in the JSON array ?2. effect.sql follows.
+with e as (
+  select x.*
+  from ibid_effect x
+  where x.seq in (select n.value from json_each(?2) n)
+)

@@ -165,10 +165,8 @@ impl Flight<'_> {
         let (tids, done): (Vec<Tid>, Vec<i64>) = (row.try_get(1)?, row.try_get(2)?);
         let NestedRows(taken) = row.try_get(3)?;
         self.core.policies.learn(self.connection, taken.iter().filter_map(NestedRow::policy)).await?;
-        let taken = taken
-            .iter()
-            .filter_map(|row| Some((row.id()?, row.stored(&self.core.policies, now))))
-            .collect();
+        let taken =
+            taken.iter().filter_map(|row| Some((row.id()?, row.stored(&self.core.policies, now)))).collect();
         let results = Results { now, tids, done, taken, all_done: finishes.len(), begun: begins.len() };
         Ok(self.landings(results, &begins))
     }
@@ -191,9 +189,7 @@ impl Flight<'_> {
                 return match results.taken.swap_remove(at).1 {
                     Ok(stored) => Landing::Reply(Ok(Commit::Conflict(Some(Box::new(stored))))),
                     // The row keeps this change from being written.
-                    Err(reason) => {
-                        Landing::Reply(Err(StoreError::lasting(KIND, OP, reason).unwritten()))
-                    }
+                    Err(reason) => Landing::Reply(Err(StoreError::lasting(KIND, OP, reason).unwritten())),
                 };
             }
             match (begin, tids.next()) {

@@ -25,8 +25,8 @@ use self::queue::{Batch, Item, Path, Queue};
 use super::plain::PlainOutcome;
 use super::{KIND, StoreCore};
 
-pub(super) use self::queue::LockWait;
 pub use self::queue::BatchCounts;
+pub(super) use self::queue::LockWait;
 pub(super) use self::row_location::RowLocations;
 
 /// Hands changes to the lanes and plain workers of a store, which end when it is dropped.

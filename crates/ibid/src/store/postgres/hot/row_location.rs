@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn plain_begins_and_finishes_take_the_hot_path() {
-        let forever = Arc::new(Policy { retention: Duration::MAX, ..Policy::default() });
+        let forever = Arc::new(Policy::default().with(|policy| policy.retention = Duration::MAX));
         for begin in [fresh(&TestRecord::fresh(), LEASE), fresh_under(&TestRecord::fresh(), &forever)] {
             assert!(is_fresh(&begin), "{begin:?}");
             assert!(flies(&begin, &finished(&begun(&begin), b"201")));
@@ -244,7 +244,9 @@ mod tests {
             |_, draft| draft.attempt = 2,
             |_, draft| draft.ran = InstantChange::Now,
             |_, draft| draft.fingerprint = None,
-            |_, draft| draft.policy = Arc::new(Policy { lease: 3 * LEASE, ..Policy::clone(&draft.policy) }),
+            |_, draft| {
+                draft.policy = Arc::new(Policy::clone(&draft.policy).with(|policy| policy.lease = 3 * LEASE))
+            },
             |_, draft| draft.point = 1,
         ];
         assert!(flies(&begin, &finished(&begun(&begin), b"201")));

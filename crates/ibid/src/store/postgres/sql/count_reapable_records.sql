@@ -7,4 +7,8 @@ where r.reap_at <= (extract(epoch from statement_timestamp()) * 1000000)::int8
   and case when r.flags & 128 <> 0 then r.purge_at else least(r.expires_at, r.purge_at) end
       <= (extract(epoch from statement_timestamp()) * 1000000)::int8
   and r.flags & 1 = 0
-  and (select true from ibid_effect e where e.record = r.id and e.open limit 1) is null
+  and (
+    select true from ibid_effect_call c
+    where c.record = r.id and (select e.done_at is null from ibid_effect e where e.seq = c.seq)
+    limit 1
+  ) is null

@@ -1,19 +1,31 @@
--- One step of the reaper over effects: of the next $3 after the place $1 go those that ended longer than $2 ago and whose
--- record is gone. Places are in the order of time, so behind one that was made since then nothing can be old enough.
+-- One step of the reaper over effects: of the next $3 after the number $1, removes those that ended longer than $2 ago and
+-- whose record is gone. Of a letter only payload and result go: its name stays, so that it is not written again.
+-- Numbers are in the order of time, so behind an effect that is younger than that nothing is old enough.
 with looked as materialized (
-  select e.seq, e.created_at,
-         not e.open
-           and coalesce(e.done_at, e.created_at)
-               <= (extract(epoch from statement_timestamp()) * 1000000)::int8 - $2::int8
-           and (select true from ibid_record r where r.id = e.record and r.birth = e.birth limit 1) is null as goes
-  from ibid_effect e
-  where e.seq > $1::int8
-  order by e.seq
-  limit $3::int8
+  select e.seq, e.created_at, c.letter,
+         e.done_at <= (extract(epoch from statement_timestamp()) * 1000000)::int8 - $2::int8
+           and (select true from ibid_record r where r.id = c.record and r.birth = c.birth limit 1) is null as goes
+  from (
+    select x.seq, x.created_at, x.done_at
+    from ibid_effect x
+    where x.seq > $1::int8
+    order by x.seq
+    limit $3::int8
+  ) e
+  cross join lateral (select x.letter, x.record, x.birth from ibid_effect_call x where x.seq = e.seq offset 0) c
 ),
 removed as (
-  delete from ibid_effect e where e.seq = any (array(select seq from looked where goes)) and not e.open
-  returning 1
+  delete from ibid_effect e
+  where e.seq = any (array(select l.seq from looked l where l.goes and not l.letter)) and e.done_at is not null
+  returning e.seq
+),
+calls as (
+  delete from ibid_effect_call c where c.seq = any (array(select x.seq from removed x))
+),
+letters as (
+  update ibid_effect_call c set payload = null, result = null
+  where c.seq = any (array(select l.seq from looked l where l.goes and l.letter))
+    and (c.payload is not null or c.result is not null)
 )
 select (select count(*) from removed), (select max(seq) from looked), (select count(*) from looked),
        (select max(created_at) from looked) <= (extract(epoch from statement_timestamp()) * 1000000)::int8 - $2::int8

@@ -28,7 +28,11 @@ visited as materialized (
       r.purge_at is null
       or case when r.flags & 128 <> 0 then r.purge_at else least(r.expires_at, r.purge_at) end > (select now from clock)
       or r.flags & 1 = 0
-      and (select true from ibid_effect e where e.record = r.id and e.open limit 1) is null
+      and (
+        select true from ibid_effect_call c
+        where c.record = r.id and (select e.done_at is null from ibid_effect e where e.seq = c.seq)
+        limit 1
+      ) is null
     )
   order by r.reap_at
   limit $2::int8
@@ -43,6 +47,13 @@ stale as materialized (
 ),
 bodies as (
   delete from ibid_body b where b.ctid = any (array(select tid from stale))
+),
+payloads as (
+  -- Payload and result of its effects are as personal as the response, so they go with it. All of these effects have ended.
+  update ibid_effect_call c set payload = null, result = null
+   where c.record = any (array(select id from visited where not early))
+     and (c.payload is not null or c.result is not null)
+     and (select e.done_at is not null from ibid_effect e where e.seq = c.seq)
 ),
 put_off as (
   update ibid_record r

@@ -1,2 +1,2 @@
--- How many effects are in the state ?1, or in the state ?2 and never due.
-select count(*) from ibid_effect where state = ?1 or (state = ?2 and due_at is null)
+-- Counts the effects that are dead letters, by their index: there are few.
+select count(*) from ibid_effect indexed by ibid_effect_dead where dead_letter = 1

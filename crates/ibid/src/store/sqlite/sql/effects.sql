@@ -1,2 +1,2 @@
--- How many effects are in the states ?1 and ?2.
-select count(*) filter (where state = ?1), count(*) filter (where state = ?2) from ibid_effect
+-- Counts the effects in the states ?1 and ?2, by the index of states.
+select (select count(*) from ibid_effect where state = ?1), (select count(*) from ibid_effect where state = ?2)

@@ -1,5 +1,6 @@
--- How many effects would go that ended by ?1.
+-- Counts the effects that ended by ?1 and that reap_effects.sql would remove.
 select 0, count(*)
 from ibid_effect e
-where e.open = 0 and coalesce(e.done_at, e.created_at) <= ?1
-  and not exists (select 1 from ibid_record r where r.id = e.record and r.birth = e.birth)
+join ibid_effect_call c on c.seq = e.seq
+where e.done_at <= ?1 and c.letter = 0
+  and not exists (select 1 from ibid_record r where r.id = c.record and r.birth = c.birth)

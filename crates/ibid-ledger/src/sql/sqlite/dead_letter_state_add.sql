@@ -1,0 +1,4 @@
+-- Adds a dead letter of a ledger, second step: the part that changes.
+insert into ibid_effect (
+  seq, nonce, lease_us, created_at, count, tries, state, blocked, dead_letter, tenant, kind, last_error
+) values (?1, ?3, ?6, ?2, 1, 0, ?5, 0, 1, ?7, ?4, ?8)

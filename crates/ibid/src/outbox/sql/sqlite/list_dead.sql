@@ -1,7 +1,0 @@
--- Effects in state ?5, or in state ?6 and never due, of one record if ?4 says so, in the order of their places.
-select seq, record, birth, tenant, name, kind, count, nonce, state, tries, due_at, created_at, called_at, ended_at, done_at,
-  aggregate, downstream_key, rules, owes, trace, payload, result, provider_id, last_error, ?1
-from ibid_effect
-where seq > ?2 and (state = ?5 or (state = ?6 and due_at is null)) and (?4 is null or record = ?4)
-order by seq
-limit ?3

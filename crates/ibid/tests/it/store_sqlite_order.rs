@@ -1,0 +1,291 @@
+//! The SQLite store's own orders: how new rows are ordered for upkeep, how the reaper finds them, and what shares a commit.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use ibid_core::change::{Change, Commit, Draft};
+use ibid_core::policy::Policy;
+use ibid_core::reap::ReapTarget;
+use ibid_core::record::{Flags, State};
+use ibid_core::store::{RecordFilter, RenewOutcome, RowCount, Store};
+use ibid_testkit::contract::{
+    LONG, TICK, TestRecord, answering, browse, commit_all, draft, due, finished, fresh, insert, load, put,
+    reap_all, replace,
+};
+
+use crate::store_sqlite::{Sqlite, sql, sqlite};
+
+fn number(subject: &Sqlite, sql: &str) -> i64 {
+    subject.file.other_connection().query_row(sql, [], |row| row.get(0)).expect("one number")
+}
+
+/// Begins and finishes a record that goes `kept` after its finish.
+async fn completed(subject: &Sqlite, kept: Duration) -> TestRecord {
+    let name = TestRecord::fresh();
+    let begun = put(&*subject.store, &fresh(&name, LONG)).await;
+    let draft = Draft { expires_in: Some(kept), purge_in: Some(kept), ..draft(&name, State::Completed) };
+    put(&*subject.store, &replace(&begun.record, draft)).await;
+    name
+}
+
+#[tokio::test]
+async fn a_plain_key_enters_no_index_but_the_ids() {
+    let subject = sqlite();
+    completed(&subject, LONG).await;
+    let rows = "select count(*) from ibid_record where watch_at is not null or reap_at is not null";
+    assert_eq!(number(&subject, rows), 0);
+    assert!(due(&*subject.store, State::InProgress, 10).await.is_empty());
+    assert_eq!(
+        number(&subject, "select count(*) from ibid_reap_range"),
+        1,
+        "the reaper finds it by its range"
+    );
+    assert_eq!(number(&subject, rows), 0);
+}
+
+#[tokio::test]
+async fn a_first_lease_is_found_by_the_ordering_and_once() {
+    let subject = sqlite();
+    let name = TestRecord::fresh();
+    put(&*subject.store, &fresh(&name, TICK)).await;
+    completed(&subject, LONG).await;
+    assert!(due(&*subject.store, State::InProgress, 10).await.is_empty(), "it is not due yet");
+    subject.hands.advance(TICK);
+    let found = due(&*subject.store, State::InProgress, 10).await;
+    assert_eq!(found.iter().map(|stored| stored.record.id).collect::<Vec<_>>(), [name.id]);
+}
+
+#[tokio::test]
+async fn a_reused_row_number_is_ordered_again() {
+    let subject = sqlite();
+    completed(&subject, Duration::ZERO).await;
+    subject.hands.advance(TICK);
+    assert_eq!(reap_all(&*subject.store, ReapTarget::Records).await.removed, 1);
+    let name = TestRecord::fresh();
+    put(&*subject.store, &fresh(&name, TICK)).await;
+    assert_eq!(number(&subject, "select row from ibid_record"), 1, "SQLite gives the number again");
+    subject.hands.advance(TICK);
+    assert_eq!(due(&*subject.store, State::InProgress, 10).await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_record_that_outlives_its_ordering_is_reaped() {
+    let subject = sqlite();
+    let name = TestRecord::fresh();
+    let begun = put(&*subject.store, &fresh(&name, LONG)).await;
+    assert!(due(&*subject.store, State::InProgress, 10).await.is_empty(), "now it is ordered");
+    let finish = replace(&begun.record, Draft { purge_in: Some(TICK), ..draft(&name, State::Completed) });
+    put(&*subject.store, &finish).await;
+    subject.hands.advance(TICK);
+    assert_eq!(reap_all(&*subject.store, ReapTarget::Records).await.removed, 1);
+}
+
+#[tokio::test]
+async fn a_range_is_visited_again_for_tombstones_and_later_rows() {
+    let subject = sqlite();
+    let name = TestRecord::fresh();
+    let begun = put(&*subject.store, &fresh(&name, LONG)).await;
+    let kept = Draft { expires_in: Some(TICK), purge_in: Some(3 * TICK), ..draft(&name, State::Completed) };
+    put(&*subject.store, &replace(&begun.record, kept)).await;
+    completed(&subject, 2 * TICK).await;
+    subject.hands.advance(TICK);
+    let first = reap_all(&*subject.store, ReapTarget::Records).await;
+    assert_eq!((first.stripped, first.removed), (1, 0));
+    assert!(load(&*subject.store, name.id).await.is_some_and(|stored| stored.record.identity.is_forgotten()));
+    for removed in [1, 1, 0] {
+        subject.hands.advance(TICK);
+        let step = reap_all(&*subject.store, ReapTarget::Records).await;
+        assert_eq!((step.stripped, step.removed), (0, removed));
+    }
+    assert_eq!(number(&subject, "select count(*) from ibid_reap_range"), 0, "an empty range goes");
+}
+
+#[tokio::test]
+async fn a_dead_letter_stays_and_its_range_is_done() {
+    let subject = sqlite();
+    let name = TestRecord::fresh();
+    let begun = put(&*subject.store, &fresh(&name, LONG)).await;
+    let flags = Flags { dead_letter: true, ..Flags::default() };
+    let letter = Draft { flags, purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
+    put(&*subject.store, &replace(&begun.record, letter)).await;
+    completed(&subject, Duration::ZERO).await;
+    subject.hands.advance(TICK);
+    let step = subject.store.reap(ReapTarget::Records, None, 100).await.expect("a step");
+    assert_eq!((step.removed, step.next, step.behind), (1, None, Some(TICK)));
+    assert_eq!(number(&subject, "select count(*) from ibid_reap_range"), 0);
+    let filter = RecordFilter::default().with(|filter| filter.dead_letter = true);
+    let letters = browse(&*subject.store).list(filter).await.expect("a list").items;
+    assert_eq!(letters.iter().map(|stored| stored.record.id).collect::<Vec<_>>(), [name.id]);
+}
+
+#[tokio::test]
+async fn counts_are_exact_for_open_records_and_estimated_for_others() {
+    let subject = sqlite();
+    for _ in 0..3 {
+        completed(&subject, LONG).await;
+    }
+    for state in [State::InProgress, State::Unknown, State::Unknown, State::Pending, State::Retryable] {
+        let name = TestRecord::fresh();
+        put(&*subject.store, &insert(&name, Draft { due_in: None, ..draft(&name, state) })).await;
+    }
+    let counts = browse(&*subject.store).count().await.expect("counts");
+    let [pending, running, completed, retryable, unknown] = counts.by_state;
+    assert_eq!([pending, running, retryable, unknown], [1, 1, 1, 2].map(RowCount::Exact));
+    assert_eq!(completed, RowCount::Estimated(3));
+    assert_eq!(counts.dead_letters, RowCount::Exact(0));
+    assert!(counts.oldest_unknown.is_some());
+}
+
+#[tokio::test]
+async fn every_list_pages_to_its_end() {
+    let subject = sqlite();
+    let names: Vec<TestRecord> = (0..25).map(|_| TestRecord::fresh()).collect();
+    let unknown = |name: &TestRecord| {
+        let flags = Flags { dead_letter: true, ..Flags::default() };
+        insert(name, Draft { flags, due_in: None, ..draft(name, State::Unknown) })
+    };
+    commit_all(&*subject.store, names.iter().map(unknown).collect()).await;
+    completed(&subject, LONG).await;
+    let by_state = RecordFilter::default().with(|filter| filter.state = Some(State::Unknown));
+    let letters = RecordFilter::default().with(|filter| filter.dead_letter = true);
+    let tenant = names[0].identity.tenant.as_str().to_owned();
+    let by_tenant = RecordFilter::default().with(|filter| {
+        filter.tenant = Some(tenant);
+        filter.method = Some("POST".to_owned());
+    });
+    for (filter, expected) in [(by_state, 25), (letters, 25), (by_tenant, 26)] {
+        let mut ids = std::collections::BTreeSet::new();
+        let mut filter = filter.with(|filter| filter.limit = 7);
+        loop {
+            let page = browse(&*subject.store).list(filter.clone()).await.expect("a page");
+            assert!(page.items.len() <= 7);
+            ids.extend(page.items.iter().map(|stored| stored.record.id));
+            if page.next.is_none() {
+                break;
+            }
+            filter.after = page.next;
+        }
+        assert_eq!(ids.len(), expected);
+    }
+}
+
+#[tokio::test]
+async fn a_policy_goes_when_no_record_can_name_it() {
+    let subject = sqlite();
+    let store = &*subject.store;
+    let policy = Policy::default().with(|policy| {
+        policy.retention = TICK;
+        policy.tombstone = Duration::ZERO;
+    });
+    let policy = Arc::new(policy);
+    let (open, done) = (TestRecord::fresh(), TestRecord::fresh());
+    let under = |draft: Draft| Draft { policy: policy.clone(), ..draft };
+    let begun =
+        put(store, &insert(&open, under(Draft { due_in: Some(LONG), ..draft(&open, State::InProgress) })))
+            .await;
+    let going = Draft { purge_in: Some(TICK), ..draft(&done, State::Completed) };
+    put(store, &insert(&done, under(going))).await;
+    subject.hands.advance(Duration::from_secs(30 * 24 * 3600));
+    reap_all(store, ReapTarget::Records).await;
+    assert_eq!(reap_all(store, ReapTarget::Policies).await.removed, 0, "an open record names it");
+    let purged = under(Draft { purge_in: Some(Duration::ZERO), ..draft(&open, State::Completed) });
+    put(store, &replace(&begun.record, purged)).await;
+    subject.hands.advance(Duration::from_secs(30 * 24 * 3600));
+    assert_eq!(
+        browse(store).count_reapable(ReapTarget::Policies).await.expect("a count").remove,
+        0,
+        "not yet reaped"
+    );
+    reap_all(store, ReapTarget::Records).await;
+    assert_eq!(reap_all(store, ReapTarget::Policies).await.removed, 1);
+    // The writer still has its number, and looks it up again.
+    let again = TestRecord::fresh();
+    put(store, &insert(&again, under(draft(&again, State::InProgress)))).await;
+    assert!(load(store, again.id).await.is_some(), "its policy is stored again");
+}
+
+#[tokio::test]
+async fn a_change_past_its_deadline_is_not_sent() {
+    let subject = sqlite();
+    let name = TestRecord::fresh();
+    let begin = Arc::new(insert(&name, draft(&name, State::InProgress)));
+    let late = Instant::now().checked_sub(Duration::from_millis(1));
+    let error = subject.store.commit(begin, late).await.expect_err("its client has given up");
+    assert!(error.is_transient() && error.is_unwritten());
+    assert!(load(&*subject.store, name.id).await.is_none());
+}
+
+#[tokio::test]
+async fn an_unreadable_record_is_one_changes_own_failure() {
+    let subject = sqlite();
+    let store = &*subject.store;
+    let names: Vec<TestRecord> = (0..20).map(|_| TestRecord::fresh()).collect();
+    put(store, &insert(&names[7], draft(&names[7], State::InProgress))).await;
+    sql(&subject.file.path(), "update ibid_record set policy = 99");
+    let begins = names.iter().map(|name| Arc::new(insert(name, draft(name, State::InProgress))));
+    let outcomes = join_all(begins.map(|begin| store.commit(begin, None))).await;
+    for (at, outcome) in outcomes.into_iter().enumerate() {
+        match outcome {
+            Ok(Commit::Done(_)) => assert_ne!(at, 7),
+            Err(error) => assert!(at == 7 && !error.is_transient() && error.is_unwritten()),
+            Ok(Commit::Conflict(_)) => panic!("it can't be read"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn renewals_share_the_commits_of_changes() {
+    let subject = sqlite();
+    let store = &*subject.store;
+    let names: Vec<TestRecord> = (0..50).map(|_| TestRecord::fresh()).collect();
+    let begins: Vec<Change> = names.iter().map(|name| fresh(name, LONG)).collect();
+    let versions: Vec<_> = begins.iter().map(|begin| (begin.id, begin.version())).collect();
+    commit_all(store, begins).await;
+    let blocked = subject.file.other_connection();
+    blocked.execute_batch("begin immediate").expect("the lock is free");
+    let before = store.commit_counts();
+    let more: Vec<Change> = (0..50).map(|_| fresh(&TestRecord::fresh(), LONG)).collect();
+    let renewals = join_all(versions.iter().map(|lease| store.renew(vec![*lease])));
+    let work = async { tokio::join!(renewals, commit_all(store, more)) };
+    let unlock = async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        blocked.execute_batch("rollback").expect("the lock is given back");
+    };
+    let ((renewed, _), ()) = tokio::join!(work, unlock);
+    for outcome in renewed {
+        assert!(matches!(outcome.expect("renewed")[..], [RenewOutcome::Until(_)]));
+    }
+    let after = store.commit_counts();
+    assert_eq!((after.changes - before.changes, after.renewals - before.renewals), (50, 50));
+    assert!(after.commits - before.commits <= 3, "{before:?} {after:?}");
+}
+
+#[tokio::test]
+async fn the_view_shows_names_and_readable_instants() {
+    let subject = sqlite();
+    let name = TestRecord::fresh();
+    let begun = put(&*subject.store, &fresh(&name, LONG)).await;
+    put(&*subject.store, &finished(&begun.record, b"{}")).await;
+    let view = "select id, state, flags, attempt, created_at, header_lines, body_bytes from ibid_records";
+    let row = subject.file.other_connection().query_row(view, [], |row| {
+        let texts = (row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?);
+        Ok((texts, row.get::<_, i64>(3)?, row.get::<_, String>(4)?, row.get::<_, i64>(6)?))
+    });
+    let ((id, state, flags), attempt, created_at, body_bytes) = row.expect("a row");
+    assert_eq!((id, state.as_str(), flags.as_str()), (name.id.to_string(), "completed", ""));
+    assert_eq!((attempt, created_at.as_str(), body_bytes), (1, "2027-01-15 08:00:00.000", 2));
+}
+
+#[tokio::test]
+async fn a_large_response_is_stored_apart_and_loaded_with_its_record() {
+    let subject = sqlite();
+    let name = TestRecord::fresh();
+    let large = ibid_testkit::contract::response(vec![7_u8; 5000]);
+    let begin = answering(insert(&name, draft(&name, State::Completed)), b"");
+    let begin = Change { response: Some(large.clone()), ..begin };
+    let stored = put(&*subject.store, &begin).await;
+    assert_eq!(number(&subject, "select length(data) from ibid_body"), 5000);
+    let loaded = load(&*subject.store, name.id).await.expect("it is stored");
+    assert_eq!((loaded.body(), &loaded.record), (Some(&large.body[..]), &stored.record));
+}

@@ -194,10 +194,11 @@ impl StoreCore {
                 return Ok(None);
             }
         }
+        let now = read::now(connection).await?;
         for line in &change.history {
-            record_sql::add_history(&mut tx, &change.id, line, None).await?;
+            record_sql::add_history(&mut tx, &change.id, line, Some(now)).await?;
         }
-        Ok(Some(Stamp { now: read::now(connection).await? }))
+        Ok(Some(Stamp { now }))
     }
 }
 

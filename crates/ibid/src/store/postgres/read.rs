@@ -83,7 +83,8 @@ impl StoreCore {
         limit: u32,
     ) -> Result<Page<StoredRecord>, StoreError> {
         const OP: &str = "find due records";
-        let (code, most) = (i64::from(state.code()), i64::from(limit));
+        // One too many tells that there is a next page.
+        let (code, most) = (i64::from(state.code()), i64::from(limit) + 1);
         let mut from = after.map_or(Ok(DuePosition::START), |cursor| DuePosition::parse(OP, &cursor))?;
         for _ in 0..UNREADABLE_PAGES_MAX {
             let (at, id) = (from.at, SqlId(from.id));
@@ -93,7 +94,8 @@ impl StoreCore {
             let failed = |error| store_error(OP, error);
             let [rows] = connection.transaction(OPEN_HOT, [(DUE, &params)]).await.map_err(failed)?;
             self.policies.learn(&connection, row::policies_of(&rows)).await.map_err(failed)?;
-            let page = Page { items: self.read_rows_of(OP, &rows), next: next_position(OP, &rows, limit)? };
+            let next = next_position(OP, &rows, limit)?;
+            let page = Page { items: self.read_rows_of(OP, &rows, limit), next };
             match page.next.as_ref() {
                 // All of them are unreadable: they must not hide those behind them.
                 Some(next) if page.items.is_empty() => from = DuePosition::parse(OP, next)?,
@@ -103,8 +105,9 @@ impl StoreCore {
         Ok(Page { items: Vec::new(), next: Some(from.cursor()) })
     }
 
-    /// Reads the records that can be read, and logs that others cannot.
-    pub(super) fn read_rows_of(&self, op: &'static str, rows: &[Row]) -> Vec<StoredRecord> {
+    /// Reads the records of the first `limit` rows that can be read, and logs that others cannot.
+    pub(super) fn read_rows_of(&self, op: &'static str, rows: &[Row], limit: u32) -> Vec<StoredRecord> {
+        let rows = &rows[..rows.len().min(limit as usize)];
         let (records, unreadable) = row::readable(&self.policies, rows);
         if let Some((record, reason)) = unreadable {
             let count = rows.len() - records.len();
@@ -243,14 +246,15 @@ impl DuePosition {
     }
 }
 
-/// Returns the position behind the last row of a full page. The column behind `now` is the position's instant.
+/// Returns the position behind the first `limit` rows, if there are more. The column behind `now` is the position's instant.
 pub(super) fn next_position(
     op: &'static str,
     rows: &[Row],
     limit: u32,
 ) -> Result<Option<Cursor>, StoreError> {
-    let is_full = rows.len() >= limit as usize;
-    let Some(last) = rows.last().filter(|_| is_full) else { return Ok(None) };
+    let limit = limit as usize;
+    let has_more = rows.len() > limit;
+    let Some(last) = rows[..rows.len().min(limit)].last().filter(|_| has_more) else { return Ok(None) };
     let SqlId(id) = get(op, last, 0)?;
     Ok(Some(DuePosition { at: get(op, last, row::NOW + 1)?, id }.cursor()))
 }

@@ -117,9 +117,9 @@ impl RecordQuery {
                 let (path, route) = (in_path("path", path)?, in_path("route", route)?);
                 // Both must match. If they exclude each other, an empty path matches no record.
                 let both = PathPattern::of_route(&route).fits(&path);
-                Some(PathPattern::exactly(if both { &path } else { "" }))
+                Some(PathPattern::of_path(if both { &path } else { "" }))
             }
-            (Some(path), None) => Some(PathPattern::exactly(&in_path("path", path)?)),
+            (Some(path), None) => Some(PathPattern::of_path(&in_path("path", path)?)),
             (None, Some(route)) => Some(PathPattern::of_route(&in_path("route", route)?)),
             (None, None) => None,
         };

@@ -108,7 +108,7 @@ pub struct StoredEvidence {
 pub enum EvidenceQuery {
     /// Evidence about the record or effect with this id ([`EvidenceSubject::id`]).
     Of(RecordId),
-    /// All evidence.
+    /// All evidence that is stored.
     All,
 }
 

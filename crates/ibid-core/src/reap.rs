@@ -1,4 +1,4 @@
-//! The reaper's view of a store: what may be removed, how much was, and where to continue.
+//! The reaper's view of a store: targets, steps and counts.
 //!
 //! A store compares instants here, as everywhere. Why something may be removed is decided by the reaper.
 
@@ -38,11 +38,11 @@ pub struct ReapStep {
     pub removed: u64,
     /// Records that are past their time and stay, because a row of the application refers to them and forbids it.
     pub held: u64,
-    /// Where the next step continues; `None`: nothing is left for now.
+    /// Cursor of the next step; `None`: nothing is left for now.
     pub next: Option<Cursor>,
-    /// How long the step kept other writers waiting.
+    /// Time for which the step kept other writers waiting.
     pub took: Duration,
-    /// How long ago the oldest row that this step looked at could have been removed: how far the reaper is behind.
+    /// Time since the oldest row of this step could have been removed, so how far the reaper is behind.
     pub behind: Option<Duration>,
 }
 

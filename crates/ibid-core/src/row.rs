@@ -51,9 +51,9 @@ pub struct RecordColumns<'a> {
 pub enum ResponseColumns<'a> {
     /// They stay as they are, unless the row gets another generation.
     Keep,
-    /// They are cleared.
+    /// All of them become null.
     Clear,
-    /// They are set.
+    /// They get these values.
     Set {
         /// Header lines and trailers.
         lines: Vec<u8>,
@@ -285,19 +285,19 @@ fn integer<'r>(cells: &mut impl RowCells<'r>) -> Result<i64, UnreadableRow> {
     cells.integer()?.ok_or(UnreadableRow("a number is missing"))
 }
 
-/// Reads an unsigned number. Databases without such types keep the same bits in a signed one.
+/// Reads an unsigned number. Databases without such types store the same bits in a signed one.
 fn number<'r, T: TryFrom<u32>>(cells: &mut impl RowCells<'r>) -> Result<T, UnreadableRow> {
-    unsigned(integer(cells)?).ok_or(UnreadableRow("a number out of range"))
+    to_unsigned(integer(cells)?).ok_or(UnreadableRow("a number out of range"))
 }
 
 fn optional<'r, T: TryFrom<u32>>(
     cells: &mut impl RowCells<'r>,
     what: &'static str,
 ) -> Result<Option<T>, UnreadableRow> {
-    cells.integer()?.map(|value| unsigned(value).ok_or(UnreadableRow(what))).transpose()
+    cells.integer()?.map(|value| to_unsigned(value).ok_or(UnreadableRow(what))).transpose()
 }
 
-fn unsigned<T: TryFrom<u32>>(value: i64) -> Option<T> {
+fn to_unsigned<T: TryFrom<u32>>(value: i64) -> Option<T> {
     let value = u32::try_from(value).or_else(|_| i32::try_from(value).map(i32::cast_unsigned)).ok()?;
     T::try_from(value).ok()
 }
@@ -333,10 +333,10 @@ mod tests {
 
     #[test]
     fn unsigned_numbers_survive_signed_columns() {
-        assert_eq!(unsigned::<u32>(i64::from(u32::MAX)), Some(u32::MAX));
-        assert_eq!(unsigned::<u32>(-1), Some(u32::MAX));
-        assert_eq!(unsigned::<u16>(65_536), None);
-        assert_eq!(unsigned::<u32>(i64::MIN), None);
+        assert_eq!(to_unsigned::<u32>(i64::from(u32::MAX)), Some(u32::MAX));
+        assert_eq!(to_unsigned::<u32>(-1), Some(u32::MAX));
+        assert_eq!(to_unsigned::<u16>(65_536), None);
+        assert_eq!(to_unsigned::<u32>(i64::MIN), None);
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! A caller's own transaction, whatever the driver: two verbs over a closed set of types. It must not know any driver.
+//! A caller's own transaction, whatever the driver: two verbs over a closed set of types. This module names no driver.
 //!
-//! An adapter is about thirty lines. All of ibid's SQL goes through it when a Change is applied inside the caller's
-//! transaction, so business rows, outbox rows and the Record commit together or not at all.
+//! An adapter is about thirty lines. All of ibid's SQL goes through it when a change is applied inside the caller's
+//! transaction, so business rows, outbox rows and the record commit together or not at all.
 
 use bytes::Bytes;
 
@@ -11,10 +11,14 @@ use crate::store::BoxFuture;
 ///
 /// An error leaves a PostgreSQL transaction aborted; the caller's work must then be rolled back.
 pub trait SqlTx: Send {
-    /// Whose SQL it speaks.
+    /// Returns the dialect of the connection.
     fn dialect(&self) -> Dialect;
 
-    /// Runs a statement that gives no rows; how many rows it touched.
+    /// Runs a statement that returns no rows. Returns the number of rows that it wrote.
+    ///
+    /// # Errors
+    ///
+    /// [`SqlError::fault`] says whether the caller may run the transaction again.
     fn execute<'a>(
         &'a mut self,
         statement: &'static Statement,
@@ -22,6 +26,10 @@ pub trait SqlTx: Send {
     ) -> BoxFuture<'a, Result<u64, SqlError>>;
 
     /// Runs a statement and collects its rows.
+    ///
+    /// # Errors
+    ///
+    /// [`SqlError::fault`] says whether the caller may run the transaction again.
     fn query<'a>(
         &'a mut self,
         statement: &'static Statement,
@@ -29,72 +37,84 @@ pub trait SqlTx: Send {
     ) -> BoxFuture<'a, Result<Vec<SqlRow>, SqlError>>;
 }
 
-/// A transaction that ibid ends: only it can commit, so that a refused Change can't be committed over.
+/// A transaction that ibid owns and ends. The caller cannot commit it, so a refused change stays uncommitted.
 pub trait OwnedTx: SqlTx + Sized {
-    /// Makes it durable. On error the outcome may be hidden.
+    /// Commits the transaction.
+    ///
+    /// # Errors
+    ///
+    /// With [`SqlFault::Lost`] the commit may have happened. With any other fault it did not.
     fn commit(self) -> impl Future<Output = Result<(), SqlError>> + Send;
 
-    /// Undoes it. Dropping it does the same, sooner or later.
+    /// Rolls the transaction back. A dropped transaction is rolled back, too, but perhaps later.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the connection is lost; the server rolls back then.
     fn rollback(self) -> impl Future<Output = Result<(), SqlError>> + Send;
 }
 
-/// Where transactions come from: a pool.
+/// A source of transactions: usually a pool of connections.
 pub trait Database: Send + Sync {
-    /// Its transactions. They own their connection, so that dropping one gives it back or closes it.
+    /// Type of its transactions. Each owns its connection, so that dropping one returns or closes the connection.
     type Tx: OwnedTx;
 
-    /// Opens one, ready to write: on SQLite with `BEGIN IMMEDIATE`.
+    /// Opens a transaction that is ready to write: on SQLite with `BEGIN IMMEDIATE`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if no connection can be had. Nothing was written.
     fn begin(&self) -> impl Future<Output = Result<Self::Tx, SqlError>> + Send;
 }
 
-/// Whose SQL a transaction speaks.
+/// The SQL dialect of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
-    /// PostgreSQL.
+    /// The dialect of PostgreSQL.
     Postgres,
-    /// SQLite.
+    /// The dialect of SQLite.
     Sqlite,
 }
 
-/// One statement. `'static`, so that drivers can cache it by address or text.
+/// One SQL statement. It is `'static`, so that drivers can cache it by address or by text.
 #[derive(Debug)]
 pub struct Statement {
-    /// With `$1`, `$2`, … on PostgreSQL and `?1`, `?2`, … on SQLite.
+    /// Text with the parameters `$1`, `$2`, … on PostgreSQL and `?1`, `?2`, … on SQLite.
     pub text: &'static str,
-    /// What its rows hold, in order; empty for one that gives none.
+    /// Types of the columns that it returns, in order; empty if it returns no rows.
     pub columns: &'static [Type],
 }
 
-/// Everything ibid keeps fits: an instant is microseconds, a nonce 64 bits, an id bytes.
+/// Type of a column or parameter. These four suffice: an instant is microseconds, a nonce is 64 bits, an id is bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Type {
-    /// `boolean`; an integer on SQLite.
+    /// A `boolean`; an integer on SQLite.
     Bool,
-    /// `int8`.
+    /// A signed 64-bit integer (`int8`).
     I64,
-    /// `text`.
+    /// A string of characters (`text`).
     Text,
-    /// `bytea` or `blob`.
+    /// A string of bytes (`bytea` or `blob`).
     Bytes,
 }
 
-/// A value to bind. PostgreSQL binds types, so a null has one.
+/// A value to bind to a parameter. PostgreSQL wants the type of each parameter, so a null has one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Param<'a> {
-    /// No value of this type.
+    /// A null of this type.
     Null(Type),
-    /// A truth value.
+    /// A value of [`Type::Bool`].
     Bool(bool),
-    /// A number.
+    /// A value of [`Type::I64`].
     I64(i64),
-    /// Text.
+    /// A value of [`Type::Text`].
     Text(&'a str),
-    /// Bytes.
+    /// A value of [`Type::Bytes`].
     Bytes(&'a [u8]),
 }
 
 impl Param<'_> {
-    /// Its type.
+    /// Returns the type of the value.
     pub fn kind(&self) -> Type {
         match self {
             Param::Null(kind) => *kind,
@@ -105,118 +125,150 @@ impl Param<'_> {
         }
     }
 
-    /// A number, or none.
+    /// Creates a number, or a null for `None`.
     pub fn maybe_i64(value: Option<i64>) -> Param<'static> {
         value.map_or(Param::Null(Type::I64), Param::I64)
     }
 }
 
 impl<'a> Param<'a> {
-    /// Text, or none.
+    /// Creates a text, or a null for `None`.
     pub fn maybe_text(value: Option<&'a str>) -> Param<'a> {
         value.map_or(Param::Null(Type::Text), Param::Text)
     }
 
-    /// Bytes, or none.
+    /// Creates a string of bytes, or a null for `None`.
     pub fn maybe_bytes(value: Option<&'a [u8]>) -> Param<'a> {
         value.map_or(Param::Null(Type::Bytes), Param::Bytes)
     }
 }
 
-/// A value that was read.
+/// A value that a statement returned.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// None.
+    /// A null of any type.
     Null,
-    /// A truth value.
+    /// A value of [`Type::Bool`].
     Bool(bool),
-    /// A number.
+    /// A value of [`Type::I64`].
     I64(i64),
-    /// Text.
+    /// A value of [`Type::Text`].
     Text(String),
-    /// Bytes.
+    /// A value of [`Type::Bytes`].
     Bytes(Bytes),
 }
 
-/// One row, as its statement's columns say. Values are taken from left to right.
+/// One row of a statement, with the types of [`Statement::columns`]. Values are read from left to right.
 #[derive(Clone, Debug)]
 pub struct SqlRow {
     values: std::vec::IntoIter<Value>,
 }
 
 impl SqlRow {
-    /// A row of these values.
+    /// Creates a row of these values.
     pub fn new(values: Vec<Value>) -> SqlRow {
         SqlRow { values: values.into_iter() }
     }
 
-    /// The next value, whatever it is.
+    /// Reads the next value, whatever its type.
+    ///
+    /// # Errors
+    ///
+    /// Fails if no value is left.
     pub fn value(&mut self) -> Result<Value, SqlError> {
-        self.values.next().ok_or_else(|| SqlError::wrong("a row with more columns"))
+        self.values.next().ok_or_else(|| SqlError::mismatch("a row with more columns"))
     }
 
-    /// Takes the last value, whatever it is: for columns behind those that another function reads.
+    /// Removes and returns the last value, whatever its type: for columns behind those that another function reads.
     ///
     /// # Errors
     ///
     /// Fails if no value is left.
     pub fn last(&mut self) -> Result<Value, SqlError> {
-        self.values.next_back().ok_or_else(|| SqlError::wrong("a row with more columns"))
+        self.values.next_back().ok_or_else(|| SqlError::mismatch("a row with more columns"))
     }
 
-    /// The next value, a number.
+    /// Reads the next value, which must be a number.
+    ///
+    /// # Errors
+    ///
+    /// Fails if no value is left, or it has another type.
     pub fn i64(&mut self) -> Result<i64, SqlError> {
-        self.maybe_i64()?.ok_or_else(|| SqlError::wrong("a number"))
+        self.maybe_i64()?.ok_or_else(|| SqlError::mismatch("a number"))
     }
 
-    /// The next value, a number or none.
+    /// Reads the next value, a number or null.
+    ///
+    /// # Errors
+    ///
+    /// Fails if no value is left, or it has another type.
     pub fn maybe_i64(&mut self) -> Result<Option<i64>, SqlError> {
         match self.value()? {
             Value::Null => Ok(None),
             Value::I64(value) => Ok(Some(value)),
-            _ => Err(SqlError::wrong("a number")),
+            _ => Err(SqlError::mismatch("a number")),
         }
     }
 
-    /// The next value, a truth value (SQLite's are numbers).
+    /// Reads the next value, a truth value. SQLite's are numbers.
+    ///
+    /// # Errors
+    ///
+    /// Fails if no value is left, or it has another type.
     pub fn bool(&mut self) -> Result<bool, SqlError> {
         match self.value()? {
             Value::Bool(value) => Ok(value),
             Value::I64(value) => Ok(value != 0),
-            _ => Err(SqlError::wrong("a truth value")),
+            _ => Err(SqlError::mismatch("a truth value")),
         }
     }
 
-    /// The next value, text.
+    /// Reads the next value, which must be text.
+    ///
+    /// # Errors
+    ///
+    /// Fails if no value is left, or it has another type.
     pub fn text(&mut self) -> Result<String, SqlError> {
-        self.maybe_text()?.ok_or_else(|| SqlError::wrong("text"))
+        self.maybe_text()?.ok_or_else(|| SqlError::mismatch("text"))
     }
 
-    /// The next value, text or none.
+    /// Reads the next value, text or null.
+    ///
+    /// # Errors
+    ///
+    /// Fails if no value is left, or it has another type.
     pub fn maybe_text(&mut self) -> Result<Option<String>, SqlError> {
         match self.value()? {
             Value::Null => Ok(None),
             Value::Text(value) => Ok(Some(value)),
-            _ => Err(SqlError::wrong("text")),
+            _ => Err(SqlError::mismatch("text")),
         }
     }
 
-    /// The next value, bytes.
+    /// Reads the next value, which must be bytes.
+    ///
+    /// # Errors
+    ///
+    /// Fails if no value is left, or it has another type.
     pub fn bytes(&mut self) -> Result<Bytes, SqlError> {
-        self.maybe_bytes()?.ok_or_else(|| SqlError::wrong("bytes"))
+        self.maybe_bytes()?.ok_or_else(|| SqlError::mismatch("bytes"))
     }
 
-    /// The next value, bytes or none.
+    /// Reads the next value, bytes or null.
+    ///
+    /// # Errors
+    ///
+    /// Fails if no value is left, or it has another type.
     pub fn maybe_bytes(&mut self) -> Result<Option<Bytes>, SqlError> {
         match self.value()? {
             Value::Null => Ok(None),
             Value::Bytes(value) => Ok(Some(value)),
-            _ => Err(SqlError::wrong("bytes")),
+            _ => Err(SqlError::mismatch("bytes")),
         }
     }
 }
 
-/// A statement that failed in the caller's transaction: ours, or the caller's own.
+/// The error of a statement in the caller's transaction, ibid's or the caller's own.
 #[derive(Debug, thiserror::Error)]
 #[error("a statement failed in the caller's transaction ({fault:?})")]
 pub struct SqlError {
@@ -225,26 +277,26 @@ pub struct SqlError {
     source: Box<dyn std::error::Error + Send + Sync>,
 }
 
-/// What a failure means to the one who may run the transaction again.
+/// The meaning of a failure to a caller that may run the transaction again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SqlFault {
-    /// Somebody else's transaction was in the way (40001, 40P01, SQLITE_BUSY): run the whole transaction again.
+    /// Another transaction was in the way (40001, 40P01, SQLITE_BUSY): run the whole transaction again.
     Serialization,
-    /// A lock was waited for in vain (55P03).
+    /// The statement waited for a lock longer than `lock_timeout` (55P03).
     LockTimeout,
-    /// The connection is gone, or the server is: what was sent may have happened.
+    /// The connection or the server is lost: a statement or commit that was sent may have happened.
     Lost,
-    /// Anything else: repetition won't mend it.
+    /// Any other failure. Running the transaction again does not help.
     Wrong,
 }
 
 impl SqlError {
-    /// A failure with its meaning.
+    /// Creates an error with this meaning.
     pub fn new(fault: SqlFault, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> SqlError {
         SqlError { fault, source: source.into() }
     }
 
-    /// By its SQLSTATE, where the driver tells it; `None` is a failure that the server did not report itself.
+    /// Creates an error and takes its meaning from the SQLSTATE. `None`: the server reported none, so the connection is lost.
     pub fn with_state(
         state: Option<&str>,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -261,12 +313,12 @@ impl SqlError {
         SqlError::new(fault, source)
     }
 
-    /// A row that is not what its statement promises.
-    pub fn wrong(expected: &str) -> SqlError {
+    /// Creates the error of a row or value that is not what the statement promises.
+    pub fn mismatch(expected: &str) -> SqlError {
         SqlError::new(SqlFault::Wrong, format!("expected {expected}"))
     }
 
-    /// What it means.
+    /// Returns the meaning of this error.
     pub fn fault(&self) -> SqlFault {
         self.fault
     }

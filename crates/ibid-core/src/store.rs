@@ -108,7 +108,7 @@ pub trait Store: Send + Sync + 'static {
     /// # Errors
     ///
     /// An error may hide a write that happened. The caller repeats the call: a setting that has `value` already counts as
-    /// won, whoever wrote it.
+    /// won, whichever process wrote it.
     fn compare_and_set(
         &self,
         name: &str,
@@ -158,7 +158,7 @@ pub struct StoreFacts {
     pub name: &'static str,
     /// The clock that sets every instant.
     pub clock: StoreClock,
-    /// What a commit survives.
+    /// Failures that a commit survives.
     pub durability: Durability,
 }
 
@@ -174,19 +174,19 @@ pub enum StoreClock {
     },
 }
 
-/// What a commit survives.
+/// The failures that a commit survives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Durability {
     /// A commit that was reported survives a crash of process, server and machine.
     Durable,
     /// A commit that was reported may be lost. The operator has accepted that.
     Weak {
-        /// What may lose it.
+        /// Reason why a commit may be lost, for operators.
         reason: String,
     },
 }
 
-/// A place to continue from, which only the store that returned it understands.
+/// A position to continue from, which only the store that returned it understands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cursor(pub Bytes);
 
@@ -233,12 +233,12 @@ pub struct CursorError;
 /// Longest text of a cursor. Those of ibid's stores have at most 80 digits; a larger text is a mistake.
 const CURSOR_TEXT_MAX: usize = 1024;
 
-/// Some items, and where the next ones are.
+/// Some items, and the cursor of the next ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page<T> {
     /// The items, in their order.
     pub items: Vec<T>,
-    /// Where the next page begins; `None`: this was the last one.
+    /// Cursor of the next page; `None`: this was the last one.
     pub next: Option<Cursor>,
 }
 
@@ -398,7 +398,7 @@ impl dyn Store {
     ///
     /// # Errors
     ///
-    /// Fails for good if the store has none.
+    /// Fails permanently if the store has none.
     pub fn require_bodies(&self) -> Result<&dyn BodyStore, StoreError> {
         self.bodies().ok_or_else(|| self.lacks("store requests and results of phases"))
     }
@@ -407,7 +407,7 @@ impl dyn Store {
     ///
     /// # Errors
     ///
-    /// Fails for good if the store answers no such questions.
+    /// Fails permanently if the store answers no such questions.
     pub fn require_browse(&self) -> Result<&dyn BrowseStore, StoreError> {
         self.browse().ok_or_else(|| self.lacks("list records"))
     }
@@ -416,7 +416,7 @@ impl dyn Store {
     ///
     /// # Errors
     ///
-    /// Fails for good if the store has none.
+    /// Fails permanently if the store has none.
     pub fn require_evidence(&self) -> Result<&dyn EvidenceStore, StoreError> {
         self.evidence().ok_or_else(|| self.lacks("store webhook evidence"))
     }

@@ -272,7 +272,7 @@ pub(super) fn parse_prefix(text: &str) -> Result<IdPrefix, Failure> {
 
 /// Returns the filter that these arguments describe.
 pub(super) fn filter(which: &WhichArgs) -> Result<RecordFilter, Failure> {
-    let exact = which.path.as_deref().map(PathPattern::exactly);
+    let exact = which.path.as_deref().map(PathPattern::of_path);
     let mut filter = RecordFilter::default();
     filter.state = which.state.as_deref().map(parse_state).transpose()?;
     filter.tenant = which.tenant.clone();

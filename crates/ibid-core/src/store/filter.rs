@@ -1,4 +1,4 @@
-//! Which records an operator asks for. Every part is tested inside the store, so that a page is as full as it can be.
+//! The filter of an operator's list. The store itself tests every part of it, so that a page is as full as it can be.
 
 use std::time::Duration;
 
@@ -7,33 +7,33 @@ use crate::scope::IdPrefix;
 use crate::store::Cursor;
 use crate::time::Timestamp;
 
-/// Which records to list.
+/// The records to list. Every part that is set must match.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RecordFilter {
-    /// Only in this state.
+    /// Only records in this state.
     pub state: Option<State>,
-    /// Only this tenant's.
+    /// Only records of this tenant.
     pub tenant: Option<String>,
-    /// Only under this key.
+    /// Only records with this key.
     pub key: Option<String>,
-    /// Only of this method, upper case.
+    /// Only requests with this method, in upper case.
     pub method: Option<String>,
-    /// Only of these paths.
+    /// Only requests to these paths.
     pub path: Option<PathPattern>,
-    /// Only those that a person must look at.
+    /// Only dead letters: records that an operator must look at.
     pub dead_letter: bool,
-    /// Only those whose first request came at this instant or later.
+    /// Only records whose first request came at this instant or later.
     pub created_from: Option<Timestamp>,
-    /// Only those whose first request came before this instant.
+    /// Only records whose first request came before this instant.
     pub created_before: Option<Timestamp>,
-    /// Only those whose first request came longer ago than this, by the store's clock.
+    /// Only records whose first request came longer ago than this, by the store's clock.
     pub older_than: Option<Duration>,
-    /// Only ids that begin so.
+    /// Only ids with this prefix.
     pub prefix: Option<IdPrefix>,
     /// Continue behind the page that ended with this cursor.
     pub after: Option<Cursor>,
-    /// How many at most.
+    /// Largest number of records in a page.
     pub limit: u32,
 }
 
@@ -51,7 +51,7 @@ impl Default for RecordFilter {
             older_than: None,
             prefix: None,
             after: None,
-            // A screenful or two; a list is read by a person, and the cursor gets the rest.
+            // A screenful or two; an operator reads the list, and the cursor gets the rest.
             limit: 100,
         }
     }
@@ -65,7 +65,7 @@ impl RecordFilter {
         self
     }
 
-    /// The instant before which the first request must have come, at the store's `now`.
+    /// Returns the instant before which the first request must have come, at the store's `now`.
     pub fn before(&self, now: Timestamp) -> Option<Timestamp> {
         let young = self.older_than.map(|age| {
             let micros = i64::try_from(age.as_micros()).unwrap_or(i64::MAX);
@@ -74,7 +74,7 @@ impl RecordFilter {
         [self.created_before, young].into_iter().flatten().min()
     }
 
-    /// Whether the record fits, but for prefix, cursor and limit: for a store that has no language to ask in.
+    /// Returns whether the record matches, apart from prefix, cursor and limit: for a store without a query language.
     pub fn fits(&self, record: &Record, now: Timestamp) -> bool {
         let identity = &record.identity;
         self.state.is_none_or(|state| record.state == state)
@@ -88,45 +88,45 @@ impl RecordFilter {
     }
 }
 
-/// Concrete paths, or all that a route's pattern matches.
+/// One path, or all paths that a route's pattern matches.
 ///
-/// A segment `{name}` stands for one segment, a last segment `{*rest}` for all that follow; anything else stands for
-/// itself. After a `{*rest}` a `{name}` before it may stand for several segments, too.
+/// A segment `{name}` matches one segment, a last segment `{*rest}` all that follow; any other text matches itself. If the
+/// pattern ends with `{*rest}`, a `{name}` before it may match several segments, too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathPattern {
     parts: Vec<PathPart>,
-    /// How many slashes the path has; none: at least as many as the pattern.
+    /// Number of slashes in a path; `None`: at least as many as in the pattern.
     slashes: Option<u32>,
 }
 
 /// A piece of a [`PathPattern`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PathPart {
-    /// These characters.
+    /// Exactly these characters, in order.
     Text(String),
     /// At least one character.
     Some,
 }
 
 impl PathPattern {
-    /// This one path.
-    pub fn exactly(path: &str) -> PathPattern {
+    /// Creates a pattern that matches only this path.
+    pub fn of_path(path: &str) -> PathPattern {
         PathPattern { parts: vec![PathPart::Text(path.to_owned())], slashes: None }
     }
 
-    /// All that a route's pattern matches.
+    /// Creates a pattern that matches what a route's pattern matches.
     pub fn of_route(pattern: &str) -> PathPattern {
         let mut parts = Vec::new();
         let mut text = String::new();
         let last = pattern.split('/').count() - 1;
         let mut rest = false;
-        for (place, segment) in pattern.split('/').enumerate() {
-            if place > 0 {
+        for (index, segment) in pattern.split('/').enumerate() {
+            if index > 0 {
                 text.push('/');
             }
             let name = segment.strip_prefix('{').and_then(|inner| inner.strip_suffix('}'));
             match name {
-                Some(name) if !name.is_empty() && (!name.starts_with('*') || place == last) => {
+                Some(name) if !name.is_empty() && (!name.starts_with('*') || index == last) => {
                     rest |= name.starts_with('*');
                     if !text.is_empty() {
                         parts.push(PathPart::Text(std::mem::take(&mut text)));
@@ -144,17 +144,17 @@ impl PathPattern {
         PathPattern { slashes: (!rest).then_some(slashes), parts }
     }
 
-    /// The pieces, in order, for a store to put into its own language.
+    /// Returns the pieces, in order, for a store to translate into its query language.
     pub fn parts(&self) -> &[PathPart] {
         &self.parts
     }
 
-    /// How many slashes a path must have; none: any number.
+    /// Returns the number of slashes that a path must have; `None`: any number.
     pub fn slashes(&self) -> Option<u32> {
         self.slashes
     }
 
-    /// Whether it matches this path.
+    /// Returns whether the pattern matches this path.
     pub fn fits(&self, path: &str) -> bool {
         let counted = self.slashes.is_none_or(|slashes| path.matches('/').count() == slashes as usize);
         counted && fits(&self.parts, path)
@@ -200,7 +200,7 @@ mod tests {
         for (pattern, path, fits) in cases {
             assert_eq!(PathPattern::of_route(pattern).fits(path), fits, "{pattern} {path}");
         }
-        assert!(PathPattern::exactly("/a/{id}").fits("/a/{id}"), "a path has no wildcards");
-        assert!(!PathPattern::exactly("/a/{id}").fits("/a/7"));
+        assert!(PathPattern::of_path("/a/{id}").fits("/a/{id}"), "a path has no wildcards");
+        assert!(!PathPattern::of_path("/a/{id}").fits("/a/7"));
     }
 }

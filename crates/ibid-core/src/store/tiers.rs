@@ -10,14 +10,14 @@ pub struct Tiers {
     pub bodies: bool,
     /// Lists, history and counts ([`BrowseStore`](super::BrowseStore)).
     pub browse: bool,
-    /// Webhook evidence ([`EvidenceStore`](crate::evidence::EvidenceStore)).
+    /// Evidence from webhooks ([`EvidenceStore`](crate::evidence::EvidenceStore)).
     pub evidence: bool,
     /// Callers' transactions and the outbox ([`SqlStore`](super::SqlStore)).
     pub sql: bool,
 }
 
 impl Tiers {
-    /// Every capability.
+    /// All of the capabilities.
     pub const ALL: Tiers = Tiers { bodies: true, browse: true, evidence: true, sql: true };
 
     /// Returns the capabilities of a store.

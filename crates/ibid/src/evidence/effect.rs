@@ -24,8 +24,8 @@ use crate::outbox::dyn_handler::DynEffectHandler;
 use crate::outbox::execute::count_move;
 use crate::outbox::record_result::{EffectResult, Ended, ResultWriter};
 use crate::outbox::{CallResult, EffectCall, statements, store_tx};
+use crate::record_sql;
 use crate::telemetry;
-use crate::transaction::statements as records;
 
 /// Finds the effects that a provider names, all in one transaction.
 pub(super) async fn find_all(ibid: &Ibid, named: Vec<EffectRef>) -> Result<Vec<EffectLookup>, StoreError> {
@@ -186,7 +186,10 @@ async fn note_contradiction(
     let (record, line) = (effect.record, History { what: Line::LateAnswer, detail });
     let Some(sql) = ibid.store().sql() else { return Ok(()) };
     let now = sql.now();
-    store_tx::run(sql, move |tx| Box::pin(async move { records::note(tx, &record, &line, now).await })).await
+    store_tx::run(sql, move |tx| {
+        Box::pin(async move { record_sql::add_history(tx, &record, &line, now).await })
+    })
+    .await
 }
 
 /// The kinds of effects that the workers of this process have handlers for.

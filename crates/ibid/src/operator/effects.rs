@@ -13,7 +13,7 @@ use super::{Operator, OperatorError, RecordList};
 use crate::outbox::SettledEffect;
 use crate::outbox::record_result::{Answered, EffectResult, answer};
 use crate::outbox::{statements, store_tx};
-use crate::transaction::statements::{self as records, WriteOptions};
+use crate::record_sql::{self, WriteOptions};
 
 /// Records and effects that an operator must look at.
 #[derive(Clone, Debug)]
@@ -198,6 +198,6 @@ async fn write(
     };
     let (before, after) = (effect.state.name(), change.state.name());
     let detail = format!("effect `{}` {name}, {before} to {after}, {act}", effect.name);
-    records::note(tx, &effect.record, &History { what: Line::Operator, detail }, terms.now).await?;
+    record_sql::add_history(tx, &effect.record, &History { what: Line::Operator, detail }, terms.now).await?;
     Ok(Ok(answered))
 }

@@ -24,9 +24,9 @@ use crate::engine::{apply_change, count_lapses};
 use crate::failpoint::{self, Hit};
 use crate::ibid::Ibid;
 use crate::random::{jitter, nonce};
+use crate::record_sql::{self, WriteOptions};
 use crate::telemetry;
 use crate::transaction::attempt_tx::sql;
-use crate::transaction::statements::{self as records, WriteOptions};
 
 /// An event of an effect, with everything that is stored about it.
 pub(crate) struct EffectResult {
@@ -169,8 +169,13 @@ impl<D: Database> ResultWriter<'_, D> {
         if let Some(event) = &result.evidence {
             // Invariant: the commit that applies the evidence also marks it as used.
             statements::use_evidence(&mut tx, event, now).await?;
-            records::note(&mut tx, &self.effect.record, &history_line(self.effect, change, event), now)
-                .await?;
+            record_sql::add_history(
+                &mut tx,
+                &self.effect.record,
+                &history_line(self.effect, change, event),
+                now,
+            )
+            .await?;
         }
         if failpoint::at("record.before").await == Hit::Error {
             return Err("a failpoint".into());
@@ -299,7 +304,7 @@ pub(crate) async fn answer(
     terms: WriteOptions,
 ) -> Result<Option<Answered>, SqlError> {
     let now = terms.now;
-    let locked = records::lock(tx, &effect.record, now, effect.rules.lease()).await?;
+    let locked = record_sql::lock(tx, &effect.record, now, effect.rules.lease()).await?;
     // A later generation of the record does not wait for this effect.
     let Some(locked) = locked.filter(|locked| locked.stored.record.birth == effect.birth) else {
         return Ok(None);
@@ -337,11 +342,12 @@ pub(crate) async fn answer(
             counter!(telemetry::LATE_ANSWERS).increment(1);
             let detail = format!("effect `{}` was done after the record had gone on", effect.name);
             let line = History { what: Line::LateAnswer, detail };
-            records::note(tx, &effect.record, &line, now).await?;
+            record_sql::add_history(tx, &effect.record, &line, now).await?;
         }
         return Ok(None);
     };
-    let Some(stamp) = records::apply(tx, &change, Some(&locked.stored.record), locked.policy, terms).await?
+    let Some(stamp) =
+        record_sql::apply(tx, &change, Some(&locked.stored.record), locked.policy, terms).await?
     else {
         // The record is locked, so this cannot happen. If it does, the next transaction reads the record again.
         return Err(SqlError::new(SqlFault::Serialization, "a locked record has changed"));

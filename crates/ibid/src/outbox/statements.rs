@@ -12,13 +12,15 @@ use ibid_core::effect::{
 use ibid_core::evidence::{EffectRef, EventName, USED_KEPT_FOR};
 use ibid_core::machine::EffectState;
 use ibid_core::record::{Nonce, Record, Version};
+use ibid_core::row::micros;
 use ibid_core::scope::RecordId;
 use ibid_core::sql::Type::{Bool, Bytes as Blob, I64, Text};
 use ibid_core::sql::{Dialect, Param, SqlError, SqlRow, SqlTx, Statement, Type};
 use ibid_core::time::Timestamp;
 
-use crate::transaction::statements::{
-    DialectSql, WriteOptions, bits, both, instant, interval, mark, micros, nonce, number, of,
+use crate::record_sql::{
+    DialectSql, WriteOptions, in_both_dialects, in_dialect, instant, interval, mark, nonce, nonce_param,
+    number,
 };
 
 /// Puts an effect of `record` into the outbox. Returns `false` if the record already has one of that name.
@@ -35,8 +37,8 @@ pub(crate) async fn enqueue(
     let rules = effect.rules.to_json();
     let trace = effect.trace.as_deref().map(|trace| stored_text(trace, TRACE_BYTES_MAX));
     let (id, birth, name) =
-        (Param::Bytes(record.id.as_bytes()), bits(record.birth), Param::Text(&effect.name));
-    let (nonce, kind) = (bits(nonce), Param::Text(&effect.kind));
+        (Param::Bytes(record.id.as_bytes()), nonce_param(record.birth), Param::Text(&effect.name));
+    let (nonce, kind) = (nonce_param(nonce), Param::Text(&effect.kind));
     let (delay, lease) = (Param::I64(micros(effect.delay)), Param::I64(micros(effect.rules.lease())));
     let (key, rules, owes) = (Param::Text(&key), Param::Text(&rules), Param::Bool(effect.owes));
     let aggregate = Param::maybe_text(effect.aggregate.as_deref());
@@ -115,7 +117,7 @@ pub(crate) async fn take(
         instant(terms.now),
         code(from),
         code(to),
-        bits(claim.nonce),
+        nonce_param(claim.nonce),
         Param::I64(i64::from(claim.reason.is_try())),
         Param::Text(&kinds),
         Param::I64(i64::from(claim.limit)),
@@ -149,9 +151,9 @@ pub(crate) async fn commit(
         instant(terms.now),
         Param::I64(change.seq),
         Param::I64(i64::from(change.expect.count)),
-        bits(change.expect.nonce),
+        nonce_param(change.expect.nonce),
         Param::I64(i64::from(version.count)),
-        bits(version.nonce),
+        nonce_param(version.nonce),
         code(change.state),
         Param::Bool(change.state.is_dead_letter(change.due_in.is_some())),
         Param::I64(i64::from(change.tries)),
@@ -195,7 +197,7 @@ async fn load_rows(
     now: Option<Timestamp>,
 ) -> Result<Vec<SqlRow>, SqlError> {
     let seqs = serde_json::to_string(seqs).expect("numbers are JSON");
-    tx.query(of(tx, &LOAD), &[instant(now), Param::Text(&seqs)]).await
+    tx.query(in_dialect(tx, &LOAD), &[instant(now), Param::Text(&seqs)]).await
 }
 
 /// Finds effects by a name that the provider knows: one effect, unless the name is ambiguous.
@@ -207,14 +209,14 @@ pub(crate) async fn find(
     let rows = match at {
         EffectRef::DownstreamKey(key) => {
             let key = stored_text(key, NAME_BYTES_MAX);
-            tx.query(of(tx, &FIND_BY_KEY), &[instant(now), Param::Text(&key)]).await?
+            tx.query(in_dialect(tx, &FIND_BY_KEY), &[instant(now), Param::Text(&key)]).await?
         }
         EffectRef::ProviderId { kind, id } => {
             // As `commit` stores it.
             let id = stored_text(id, PROVIDER_ID_BYTES_MAX);
             let kind = stored_text(kind, NAME_BYTES_MAX);
             let params = [instant(now), Param::Text(&id), Param::Text(&kind)];
-            tx.query(of(tx, &FIND_BY_PROVIDER), &params).await?
+            tx.query(in_dialect(tx, &FIND_BY_PROVIDER), &params).await?
         }
     };
     read(rows)
@@ -226,7 +228,7 @@ pub(crate) async fn use_evidence(
     name: &EventName,
     now: Option<Timestamp>,
 ) -> Result<(), SqlError> {
-    let statement = of(tx, &EVIDENCE_USE);
+    let statement = in_dialect(tx, &EVIDENCE_USE);
     let kept_for = Param::I64(micros(USED_KEPT_FOR));
     let params = [instant(now), Param::Text(&name.source), Param::Text(&name.event), kept_for];
     tx.execute(statement, &params).await.map(drop)
@@ -250,7 +252,7 @@ pub(crate) async fn list(
         filter.state.filter(|_| !filter.dead_letter).map_or(Param::Null(I64), code),
         Param::Bool(filter.dead_letter),
     ];
-    let mut rows = tx.query(of(tx, &LIST), &params).await?;
+    let mut rows = tx.query(in_dialect(tx, &LIST), &params).await?;
     let more = rows.len() as i64 == limit;
     rows.truncate(filter.limit as usize);
     let mut page = read_page(rows)?;
@@ -308,17 +310,17 @@ fn effect(mut row: SqlRow) -> Result<StoredEffect, (Option<i64>, SqlError)> {
 fn effect_after_seq(seq: i64, mut row: SqlRow) -> Result<StoredEffect, SqlError> {
     let row = &mut row;
     let id: [u8; RecordId::LEN] =
-        row.bytes()?.as_ref().try_into().map_err(|_| SqlError::wrong("a record's id"))?;
+        row.bytes()?.as_ref().try_into().map_err(|_| SqlError::mismatch("a record's id"))?;
     let (birth, tenant, name, kind) = (nonce(row)?, row.text()?, row.text()?, row.text()?);
     let version = Version { count: number(row)?, nonce: nonce(row)? };
-    let state = EffectState::from_code(number(row)?).ok_or_else(|| SqlError::wrong("a known state"))?;
+    let state = EffectState::from_code(number(row)?).ok_or_else(|| SqlError::mismatch("a known state"))?;
     let tries = number(row)?;
     let mut at = || Ok::<_, SqlError>(row.maybe_i64()?.map(Timestamp::from_micros));
     let due_at = at()?;
-    let created_at = at()?.ok_or_else(|| SqlError::wrong("an instant"))?;
+    let created_at = at()?.ok_or_else(|| SqlError::mismatch("an instant"))?;
     let (called_at, ended_at, done_at) = (at()?, at()?, at()?);
     let (aggregate, downstream_key) = (row.maybe_text()?, row.text()?);
-    let rules = EffectRules::from_json(&row.text()?).ok_or_else(|| SqlError::wrong("readable rules"))?;
+    let rules = EffectRules::from_json(&row.text()?).ok_or_else(|| SqlError::mismatch("readable rules"))?;
     let (owes, trace, payload) = (row.bool()?, row.maybe_text()?, row.maybe_bytes()?.unwrap_or_default());
     let (result, provider_id, last_error) = (row.maybe_bytes()?, row.maybe_text()?, row.maybe_text()?);
     Ok(StoredEffect {
@@ -402,7 +404,7 @@ static LOAD: DialectSql = both_effects!("load.sql");
 static FIND_BY_KEY: DialectSql = both_effects!("find_by_key.sql");
 static FIND_BY_PROVIDER: DialectSql = both_effects!("find_by_provider.sql");
 static LIST: DialectSql = both_effects!("list.sql");
-static EVIDENCE_USE: DialectSql = both!("evidence_use.sql", &[]);
+static EVIDENCE_USE: DialectSql = in_both_dialects!("sql/", "evidence_use.sql", &[]);
 
 /// Turns that one look handles. A look with this many takes some milliseconds; the worker looks again at once if there are
 /// more.

@@ -25,10 +25,10 @@ use crate::evidence::effect::{EffectSettler, KindHandler, WorkerHandlers};
 use crate::failpoint::{self, Hit};
 use crate::ibid::Ibid;
 use crate::random::nonce;
+use crate::record_sql::WriteOptions;
 use crate::telemetry;
 use crate::transaction::TxError;
 use crate::transaction::attempt_tx::sql;
-use crate::transaction::statements::WriteOptions;
 
 /// Executes effects. Built by [`Worker::builder`].
 pub struct Worker<D: Database> {

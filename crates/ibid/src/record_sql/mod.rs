@@ -1,8 +1,8 @@
 //! The SQL statements that write and read records, once per dialect, and a change applied through them.
 //!
-//! They run inside a caller's transaction (`transaction`), and in the stores' own: `RecordColumns` gives the values, and the
-//! `.sql` files beside this one name the columns. Like a store this compares versions and instants and does not interpret
-//! states. It knows no driver.
+//! They run inside a caller's transaction (`transaction`, `outbox`, `operator`) and in the stores' own transactions.
+//! `RecordColumns` has the values, and the `.sql` files in this folder name the columns. Like a store, these statements compare
+//! versions and instants and do not interpret states. This module names no driver.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -26,12 +26,12 @@ pub(crate) struct ReadRecord {
     pub(crate) policy: i64,
 }
 
-/// What a store asks of the statements that write.
+/// The store's demands on statements that write.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WriteOptions {
     /// The store's clock, where statements can't read it themselves.
     pub(crate) now: Option<Timestamp>,
-    /// Whether the commit must survive a crash. The statement then raises the transaction's `synchronous_commit`, because
+    /// `true` if the commit must survive a crash. The statement then raises the transaction's `synchronous_commit`, because
     /// the commit of the caller's session is what counts.
     must_be_durable: bool,
 }
@@ -82,7 +82,7 @@ pub(crate) async fn apply(
     options: WriteOptions,
 ) -> Result<Option<Stamp>, SqlError> {
     let Some(columns) = RecordColumns::of(change, policy) else {
-        return Err(SqlError::wrong("a change that writes the record"));
+        return Err(SqlError::mismatch("a change that writes the record"));
     };
     let Some(now) = write_row(tx, change, &columns, options).await? else { return Ok(None) };
     let draft = columns.draft;
@@ -125,7 +125,7 @@ async fn write_row(
         }
         Expect::Version(version) => (version, false),
         Expect::Due(version) => (version, true),
-        Expect::Anything => return Err(SqlError::wrong("a change that says what it expects")),
+        Expect::Anything => return Err(SqlError::mismatch("a change that says what it expects")),
     };
     params.extend([
         Param::I64(i64::from(expected.count)),
@@ -172,15 +172,15 @@ fn written_at(rows: Vec<SqlRow>) -> Result<Option<Timestamp>, SqlError> {
 fn read_row(mut row: SqlRow) -> Result<ReadRecord, SqlError> {
     let (policy, now) = (row.last()?, row.last()?);
     let (Value::Bytes(policy), Value::I64(now)) = (policy, now) else {
-        return Err(SqlError::wrong("the store's time and a policy"));
+        return Err(SqlError::mismatch("the store's time and a policy"));
     };
-    let policy = Policy::from_bytes(&policy).ok_or_else(|| SqlError::wrong("a readable policy"))?;
+    let policy = Policy::from_bytes(&policy).ok_or_else(|| SqlError::mismatch("a readable policy"))?;
     let mut number = 0;
     let read = row::read_record(&mut SqlCells { row: &mut row }, |named| {
         number = named;
         Ok(Arc::new(policy))
     });
-    let (record, response) = read.map_err(|error| SqlError::wrong(error.0))?;
+    let (record, response) = read.map_err(|error| SqlError::mismatch(error.0))?;
     let now = Timestamp::from_micros(now);
     Ok(ReadRecord { stored: StoredRecord { record: Arc::new(record), response, now }, policy: number })
 }
@@ -226,15 +226,21 @@ pub(crate) fn number<T: TryFrom<u64>>(row: &mut SqlRow) -> Result<T, SqlError> {
     let value = row.i64()?;
     let unsigned = match u64::try_from(value) {
         Ok(value) => value,
-        Err(_) => {
-            u64::from(i32::try_from(value).map_err(|_| SqlError::wrong("a number in range"))?.cast_unsigned())
-        }
+        Err(_) => u64::from(
+            i32::try_from(value).map_err(|_| SqlError::mismatch("a number in range"))?.cast_unsigned(),
+        ),
     };
-    T::try_from(unsigned).map_err(|_| SqlError::wrong("a number in range"))
+    T::try_from(unsigned).map_err(|_| SqlError::mismatch("a number in range"))
 }
 
+/// Reads a nonce from the signed type that databases have.
 pub(crate) fn nonce(row: &mut SqlRow) -> Result<Nonce, SqlError> {
     row.i64().map(|bits| Nonce(bits.cast_unsigned()))
+}
+
+/// Returns a nonce as a parameter, with the same bits in the signed type that databases have.
+pub(crate) fn nonce_param(nonce: Nonce) -> Param<'static> {
+    Param::I64(bits(nonce))
 }
 
 /// Returns the store's time as a parameter: null where the statement reads the server's clock.
@@ -242,10 +248,12 @@ pub(crate) fn instant(now: Option<Timestamp>) -> Param<'static> {
     Param::maybe_i64(now.map(Timestamp::as_micros))
 }
 
+/// Returns an interval as a parameter, in microseconds: null for none.
 pub(crate) fn interval(interval: Option<Duration>) -> Param<'static> {
     Param::maybe_i64(interval.map(micros))
 }
 
+/// Returns the code of a change to an instant as a parameter.
 pub(crate) fn mark(mark: InstantChange) -> Param<'static> {
     Param::I64(mark.code().into())
 }
@@ -281,36 +289,39 @@ pub(crate) fn in_dialect(tx: &dyn SqlTx, both: &'static DialectSql) -> &'static 
     }
 }
 
-/// Makes a [`DialectSql`] of the files of one name, one per dialect.
+/// Makes a [`DialectSql`] of two files with one name, in the folders `postgres` and `sqlite` under `$folder`. The path is
+/// relative to the file that uses the macro.
 macro_rules! in_both_dialects {
-    ($postgres:literal, $sqlite:literal, $file:literal, $columns:expr) => {
+    ($folder:literal, $file:literal, $columns:expr) => {
         $crate::record_sql::DialectSql::new(
-            include_str!(concat!($postgres, "/", $file)),
-            include_str!(concat!($sqlite, "/", $file)),
+            include_str!(concat!($folder, "postgres/", $file)),
+            include_str!(concat!($folder, "sqlite/", $file)),
             $columns,
         )
     };
 }
 
+pub(crate) use in_both_dialects;
+
 /// The columns of [`read_row`].
 const READ_COLUMNS: &[Type] = &{
     let mut columns = [Blob; RECORD_COLUMNS.len() + 2];
-    let mut place = 0;
-    while place < RECORD_COLUMNS.len() {
-        columns[place] = RECORD_COLUMNS[place];
-        place += 1;
+    let mut index = 0;
+    while index < RECORD_COLUMNS.len() {
+        columns[index] = RECORD_COLUMNS[index];
+        index += 1;
     }
     columns[RECORD_COLUMNS.len()] = I64;
     columns
 };
 
-static LOCK: DialectSql = in_both_dialects!("postgres", "sqlite", "lock.sql", READ_COLUMNS);
-static READ: DialectSql = in_both_dialects!("postgres", "sqlite", "read.sql", READ_COLUMNS);
-static INSERT: DialectSql = in_both_dialects!("postgres", "sqlite", "insert.sql", &[I64]);
-static UPDATE: DialectSql = in_both_dialects!("postgres", "sqlite", "update.sql", &[I64]);
-static BODY_PUT: DialectSql = in_both_dialects!("postgres", "sqlite", "body_put.sql", &[]);
-static BODY_CLEAR: DialectSql = in_both_dialects!("postgres", "sqlite", "body_clear.sql", &[]);
-static HISTORY_ADD: DialectSql = in_both_dialects!("postgres", "sqlite", "history_add.sql", &[]);
+static LOCK: DialectSql = in_both_dialects!("", "lock.sql", READ_COLUMNS);
+static READ: DialectSql = in_both_dialects!("", "read.sql", READ_COLUMNS);
+static INSERT: DialectSql = in_both_dialects!("", "insert.sql", &[I64]);
+static UPDATE: DialectSql = in_both_dialects!("", "update.sql", &[I64]);
+static BODY_PUT: DialectSql = in_both_dialects!("", "body_put.sql", &[]);
+static BODY_CLEAR: DialectSql = in_both_dialects!("", "body_clear.sql", &[]);
+static HISTORY_ADD: DialectSql = in_both_dialects!("", "history_add.sql", &[]);
 
 /// PostgreSQL keeps the setting as 32 bits of milliseconds.
 const IDLE_MS_MAX: i64 = i32::MAX as i64;

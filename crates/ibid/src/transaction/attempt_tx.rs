@@ -20,7 +20,6 @@ use tokio::time::Instant;
 use super::driver_tx::DriverTx;
 use super::reserve_queue::KeyLock;
 use super::reserve_tx;
-use super::statements::{self, Locked, WriteOptions};
 use crate::attempt::{Attempt, into_answer};
 use crate::engine::{GiveUp, UnavailableError, apply_change, still_owns};
 use crate::failpoint::{self, Hit};
@@ -28,6 +27,7 @@ use crate::ibid::Ibid;
 use crate::outbox;
 use crate::outcome::Outcome;
 use crate::random::nonce;
+use crate::record_sql::{self, ReadRecord, WriteOptions};
 use crate::telemetry;
 
 /// An attempt with the caller's transaction, which holds the lock on the attempt's record.
@@ -39,7 +39,7 @@ pub struct AttemptTx<'a, T: OwnedTx> {
     pub(super) attempt: Holder<'a>,
     /// `None` once the transaction has ended.
     pub(super) tx: Option<T>,
-    pub(super) held: Locked,
+    pub(super) held: ReadRecord,
     /// `true` if the transaction also reserved the key.
     pub(super) reserves: bool,
     enqueued: u64,
@@ -154,7 +154,7 @@ impl Attempt {
     }
 
     /// Locks the record, if it still belongs to this attempt.
-    async fn lock<T: OwnedTx>(&self, tx: &mut T) -> Result<Locked, TxError> {
+    async fn lock<T: OwnedTx>(&self, tx: &mut T) -> Result<ReadRecord, TxError> {
         if self.has_ended() {
             return Err(TxError::Ended);
         }
@@ -166,7 +166,7 @@ impl Attempt {
             return Err(self.ibid().engine().without_identity().into());
         }
         let begun = self.begun();
-        let held = statements::lock(tx, &begun.id, store.now(), begun.policy.lease).await?;
+        let held = record_sql::lock(tx, &begun.id, store.now(), begun.policy.lease).await?;
         held.filter(|held| still_owns(&held.stored, begun)).ok_or(TxError::LeaseLost)
     }
 }
@@ -179,11 +179,16 @@ async fn give_back<T: OwnedTx>(tx: T, why: TxError) -> TxError {
 }
 
 impl<'a, T: OwnedTx> AttemptTx<'a, T> {
-    fn holding(attempt: Holder<'a>, tx: T, held: Locked) -> AttemptTx<'a, T> {
+    fn holding(attempt: Holder<'a>, tx: T, held: ReadRecord) -> AttemptTx<'a, T> {
         AttemptTx { attempt, tx: Some(tx), held, reserves: false, enqueued: 0, owes: false, _flight: None }
     }
 
-    pub(super) fn reserving(attempt: Box<Attempt>, tx: T, held: Locked, flight: KeyLock) -> AttemptTx<'a, T> {
+    pub(super) fn reserving(
+        attempt: Box<Attempt>,
+        tx: T,
+        held: ReadRecord,
+        flight: KeyLock,
+    ) -> AttemptTx<'a, T> {
         let inside = AttemptTx::holding(Holder::Own(attempt), tx, held);
         AttemptTx { reserves: true, _flight: Some(flight), ..inside }
     }
@@ -389,7 +394,7 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
         let terms = self.terms()?;
         let tx = self.tx.as_mut().ok_or(TxError::Ended)?;
         let before = Some(&*self.held.stored.record);
-        let Some(stamp) = statements::apply(tx, change, before, self.held.policy, terms).await? else {
+        let Some(stamp) = record_sql::apply(tx, change, before, self.held.policy, terms).await? else {
             return Err(TxError::LeaseLost);
         };
         let goes_on = change.draft.as_ref().is_some_and(|draft| draft.state == State::InProgress);

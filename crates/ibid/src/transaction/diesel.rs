@@ -75,7 +75,7 @@ impl DieselTx {
         // Otherwise Diesel would only release the innermost savepoint, and report success.
         let status = AnsiTransactionManager::transaction_manager_status_mut(self.connection());
         if status.transaction_depth().map_err(failure)?.map(u32::from) != Some(1) {
-            return Err(SqlError::wrong("a transaction without open ones inside"));
+            return Err(SqlError::mismatch("a transaction without open ones inside"));
         }
         AnsiTransactionManager::commit_transaction(self.connection()).await.map_err(failure)
     }
@@ -215,12 +215,12 @@ impl QueryableByName<Pg> for Raw {
 impl Raw {
     fn read(self, columns: &[Type]) -> Result<SqlRow, SqlError> {
         if self.0.len() != columns.len() {
-            return Err(SqlError::wrong("as many columns as promised"));
+            return Err(SqlError::mismatch("as many columns as promised"));
         }
         let values = self.0.into_iter().zip(columns).map(|(cell, kind)| match cell {
             None => Ok(Value::Null),
             Some((oid, bytes)) => decode(oid, bytes, *kind)
-                .ok_or_else(|| SqlError::wrong(&format!("{kind:?}, found type {oid}"))),
+                .ok_or_else(|| SqlError::mismatch(&format!("{kind:?}, found type {oid}"))),
         });
         values.collect::<Result<_, _>>().map(SqlRow::new)
     }

@@ -19,8 +19,6 @@ pub(crate) mod reserve_tx;
 
 pub(crate) mod reserve_queue;
 
-pub(crate) mod statements;
-
 mod driver_tx;
 
 pub(crate) mod transact;

@@ -16,13 +16,14 @@ use tokio::time::Instant;
 
 use super::attempt_tx::{AttemptTx, TxError, sql};
 use super::reserve_queue::ReserveQueue;
-use super::statements::{self, DialectSql, Locked, WriteOptions, of};
+
 use crate::attempt::Attempt;
 use crate::engine::{Arrival, DecidedRequest, ResolvedId, UnavailableError, apply_change};
 use crate::failpoint::{self, Hit};
 use crate::ibid::Ibid;
 use crate::outcome::{Begin, Outcome};
 use crate::random::nonce;
+use crate::record_sql::{self, DialectSql, ReadRecord, WriteOptions, in_dialect};
 
 /// Result of a reservation inside the caller's transaction. With [`Begin::Skip`], no transaction is open.
 pub type BeginInside<T> = Begin<Box<AttemptTx<'static, T>>>;
@@ -198,13 +199,14 @@ impl Ibid {
         // Zero would mean to wait without a limit.
         let wait_ms = wait.as_millis().max(1).to_string();
         let old_wait = set_lock_wait(tx, &wait_ms, ask.policy.lease).await?;
-        if is_current && let Some(stamp) = statements::apply(tx, &change, None, policy, terms).await? {
+        if is_current && let Some(stamp) = record_sql::apply(tx, &change, None, policy, terms).await? {
             set_lock_wait(tx, &old_wait, ask.policy.lease).await?;
             let stored = apply_change(&change, stamp, None).ok_or(TxError::LeaseLost)?;
-            return Ok(ReserveWrite::New(decision, Locked { stored, policy }));
+            return Ok(ReserveWrite::New(decision, ReadRecord { stored, policy }));
         }
         // Another transaction's row is there, committed. Or it was removed since, and then this statement finds nothing.
-        let Some(Locked { stored, policy: stored_policy }) = statements::read(tx, &ask.id, terms.now).await?
+        let Some(ReadRecord { stored, policy: stored_policy }) =
+            record_sql::read(tx, &ask.id, terms.now).await?
         else {
             return Ok(ReserveWrite::Late);
         };
@@ -216,12 +218,12 @@ impl Ibid {
             Verdict::Write(change, decision) => (change, decision),
         };
         let policy = if names_same_policy(&change, &stored) { stored_policy } else { policy };
-        let Some(stamp) = statements::apply(tx, &change, Some(&stored.record), policy, terms).await? else {
+        let Some(stamp) = record_sql::apply(tx, &change, Some(&stored.record), policy, terms).await? else {
             return Ok(ReserveWrite::Late);
         };
         set_lock_wait(tx, &old_wait, ask.policy.lease).await?;
         let stored = apply_change(&change, stamp, Some(&stored)).ok_or(TxError::LeaseLost)?;
-        Ok(ReserveWrite::New(decision, Locked { stored, policy }))
+        Ok(ReserveWrite::New(decision, ReadRecord { stored, policy }))
     }
 
     /// Starts the attempt in the transaction that has just written the record. If the machine decided otherwise, the write
@@ -230,7 +232,7 @@ impl Ibid {
         &self,
         ask: &Arc<BeginRequest>,
         decision: Decision,
-        locked: Locked,
+        locked: ReadRecord,
         mut tx: T,
         at: Instant,
     ) -> Result<ReserveTry<T>, TxError> {
@@ -248,7 +250,7 @@ impl Ibid {
             let _ = tx.rollback().await;
             return Err(self.engine().without_identity().into());
         }
-        tx.execute(of(&tx, &SAVEPOINT), &[]).await?;
+        tx.execute(in_dialect(&tx, &SAVEPOINT), &[]).await?;
         let attempt = Attempt::unwritten(self.clone(), ask.clone(), locked.stored.record.clone(), at);
         Ok(ReserveTry::Run(Box::new((attempt, tx, locked))))
     }
@@ -261,7 +263,7 @@ fn in_flight(waited: Duration) -> Outcome {
 }
 
 enum ReserveTry<T> {
-    Run(Box<(Attempt, T, Locked)>),
+    Run(Box<(Attempt, T, ReadRecord)>),
     Skip(Outcome),
     /// Another process changed or removed the record during this try.
     Moved,
@@ -270,7 +272,7 @@ enum ReserveTry<T> {
 /// Result of the first statements of a transaction.
 enum ReserveWrite {
     /// The record is written as decided.
-    New(Decision, Locked),
+    New(Decision, ReadRecord),
     /// The record was left as it was.
     Nothing(Decision, Box<StoredRecord>),
     /// Another process changed or removed the record first.
@@ -283,7 +285,7 @@ fn names_same_policy(change: &Change, stored: &StoredRecord) -> bool {
 
 /// Rolls back the caller's rows and keeps the reservation.
 pub(super) async fn back_to_reservation(tx: &mut dyn SqlTx) -> Result<(), SqlError> {
-    let statement = of(tx, &ROLLBACK_TO);
+    let statement = in_dialect(tx, &ROLLBACK_TO);
     tx.execute(statement, &[]).await.map(drop)
 }
 
@@ -294,9 +296,9 @@ async fn set_lock_wait(tx: &mut dyn SqlTx, wait: &str, lease: Duration) -> Resul
         return Ok(String::new());
     }
     let idle_ms = lease.as_millis().clamp(1, WAIT_MS_MAX).to_string();
-    let statement = of(tx, &LOCK_WAIT);
+    let statement = in_dialect(tx, &LOCK_WAIT);
     let rows = tx.query(statement, &[Param::Text(wait), Param::Text(&idle_ms)]).await?;
-    rows.into_iter().next().ok_or_else(|| SqlError::wrong("a setting"))?.text()
+    rows.into_iter().next().ok_or_else(|| SqlError::mismatch("a setting"))?.text()
 }
 
 static SAVEPOINT: DialectSql = DialectSql::same("savepoint ibid_reserved", &[]);

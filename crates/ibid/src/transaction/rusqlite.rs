@@ -238,7 +238,7 @@ fn value(row: &SqliteRow<'_>, at: usize, kind: Type) -> Result<Value, SqlError> 
         (Type::Bytes, ValueRef::Blob(value)) => Some(Value::Bytes(Bytes::copy_from_slice(value))),
         _ => None,
     };
-    value.ok_or_else(|| SqlError::wrong(&format!("{kind:?} in column {at}, found {}", stored.data_type())))
+    value.ok_or_else(|| SqlError::mismatch(&format!("{kind:?} in column {at}, found {}", stored.data_type())))
 }
 
 /// Converts the error of a caller's statement.

@@ -140,7 +140,7 @@ fn dialect(backend: DbBackend) -> Result<Dialect, SqlError> {
     match backend {
         DbBackend::Postgres => Ok(Dialect::Postgres),
         DbBackend::Sqlite => Ok(Dialect::Sqlite),
-        _ => Err(SqlError::wrong("PostgreSQL or SQLite")),
+        _ => Err(SqlError::mismatch("PostgreSQL or SQLite")),
     }
 }
 

@@ -49,6 +49,19 @@ impl State {
     /// Names of the states, in the order of [`ALL`](Self::ALL).
     pub const NAMES: [&'static str; 5] = ["pending", "in_progress", "completed", "retryable", "unknown"];
 
+    /// The state in which an attempt holds a lease: the only one with a first lease.
+    pub const LEASED: State = State::InProgress;
+
+    /// The state that only retention ends. Nearly all records are in it, so stores estimate their number.
+    pub const FINAL: State = State::Completed;
+
+    /// The state that only evidence, a lookup or an operator ends.
+    pub const UNSETTLED: State = State::Unknown;
+
+    /// The states in which a record waits for upkeep, a retry or an operator. Few records are in them, so stores index and
+    /// count them.
+    pub const WAITING: [State; 3] = [State::Pending, State::Retryable, State::Unknown];
+
     /// Returns the code that stores keep.
     pub fn code(self) -> u8 {
         self as u8

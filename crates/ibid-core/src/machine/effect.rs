@@ -43,6 +43,9 @@ impl EffectState {
     /// State of an effect that has just been enqueued.
     pub const ENQUEUED: EffectState = EffectState::Queued;
 
+    /// The states in which an effect may need an operator: `unknown` and `dead`.
+    pub const NEED_OPERATOR: [EffectState; 2] = [EffectState::Unknown, EffectState::Dead];
+
     /// State of a new dead letter that is not a call of ours, but a notice to an operator.
     pub const LETTER: EffectState = EffectState::Dead;
 

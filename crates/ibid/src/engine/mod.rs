@@ -68,6 +68,7 @@ pub use start::{Settings, StartError};
 
 pub(crate) use attempt_slots::AttemptPermit;
 pub(crate) use begin::DecidedRequest;
+pub(crate) use breaker::Pass;
 pub(crate) use commit::{GiveUp, Settlement, apply_change, count_lapses, still_owns};
 pub(crate) use detach::run_to_completion;
 pub(crate) use duplicate_rate::Arrival;

@@ -19,13 +19,13 @@ pub(super) async fn agree(store: &dyn Store, known: Vec<SecretId>) -> Result<Opt
         }
         if let Some(missing) = missing {
             tracing::warn!(secret = %missing, "a registered secret is not configured; searching records that name it");
-            let found = match store.browse() {
+            let named = match store.browse() {
                 Some(browse) => browse.find_unknown_secret(known.clone()).await?,
                 // Without a way to search, a registered secret counts as needed.
                 None => Some(*missing),
             };
-            if found.is_some() {
-                return Ok(found);
+            if named.is_some() {
+                return Ok(named);
             }
         }
         // On a lost race another process has registered its own: read the list again.

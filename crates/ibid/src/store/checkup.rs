@@ -1,6 +1,6 @@
-//! What a store was found to be, for an operator: facts alone. What they mean is said by whoever asks.
+//! The findings of a checkup of a store: facts only. `ibid doctor` interprets them.
 //!
-//! A store is looked at before it is opened, so that one which would be refused can still be described.
+//! A checkup does not open the store, so that a store which would be refused can still be described.
 
 use std::time::Duration;
 
@@ -8,127 +8,127 @@ use bytes::Bytes;
 
 use super::run_times::RunTimes;
 
-/// What a store was found to be.
+/// Facts about a store, for an operator.
 #[derive(Clone, Debug)]
 pub struct Checkup {
     /// The server or library, with its version.
     pub software: String,
     /// The version that ibid needs, if this one is older.
     pub needs: Option<String>,
-    /// ibid's tables.
+    /// State of ibid's tables in the store.
     pub schema: Schema,
-    /// The store's clock beside this node's; none if the store goes by the node's own.
+    /// Difference of the store's clock from this node's; `None` if the store uses the node's own.
     pub clock: Option<ClockGap>,
-    /// The settings that a commit's durability hangs on, as a session of ibid has them.
+    /// The settings that a commit's durability depends on, as a session of ibid has them.
     pub durability: Vec<Setting>,
-    /// Whether settings that may lose a commit were accepted.
+    /// `true` if the options accept settings that may lose a commit.
     pub weak_accepted: bool,
-    /// Whether it takes writes.
+    /// Role of the server: it takes writes, or it only reads.
     pub role: Role,
-    /// Who follows it; none if that can't be asked here.
+    /// Standbys of the server; `None` if it cannot have any, or cannot be asked.
     pub standbys: Option<Standbys>,
-    /// Whether somebody stands between; none if there is no server.
+    /// Pooler between this process and the server; `None` if there is no server.
     pub pooler: Option<Pooler>,
-    /// Whether a fingerprint secret was made and is kept in the store.
+    /// `true` if the store has a generated fingerprint secret.
     pub has_secret: bool,
-    /// The text of the store's identity ([`IdentitySetting`](crate::identity::IdentitySetting)); none if there is none yet.
+    /// The text of the store's identity ([`IdentitySetting`](crate::identity::IdentitySetting)); `None` if there is none yet.
     pub identity: Option<Bytes>,
-    /// What waits for a person; none if the tables can't be read or counting took too long.
+    /// Cases that wait for an operator; `None` if the tables can't be read or counting took too long.
     pub open_cases: Option<OpenCases>,
-    /// How long runs took lately, by policy; none if the tables can't be read or looking took too long.
+    /// Run times of recent requests, by policy; `None` if the tables can't be read or reading took too long.
     pub runs: Option<Vec<RunTimes>>,
 }
 
-/// ibid's tables in a store.
+/// State of ibid's tables in a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schema {
-    /// There are none.
+    /// The store has no tables of ibid.
     Absent,
-    /// They are at this step.
+    /// The tables are at this step of the schema.
     Step {
-        /// Theirs.
+        /// Step of the tables in this store.
         found: u32,
         /// The newest that this program knows.
         known: u32,
     },
-    /// This step was taken, but another one than ours.
+    /// This step was taken with other statements than this program has.
     Altered {
-        /// Which.
+        /// Number of the step.
         number: u32,
     },
 }
 
-/// How two clocks differ.
+/// The difference of two clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClockGap {
-    /// How far the store's clock is ahead of the node's, in microseconds; behind if negative.
+    /// Lead of the store's clock over the node's in microseconds; negative if it is behind.
     pub ahead_us: i64,
-    /// How far off that may be: half of what the question took.
+    /// Largest error of `ahead_us`: half of the round trip.
     pub within: Duration,
 }
 
-/// One setting.
+/// One setting of the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// Its name, as the store's manual has it.
+    /// Name of the setting in the database's manual.
     pub name: &'static str,
-    /// What it is set to.
+    /// Value of the setting, as text.
     pub value: String,
-    /// Whether a commit may be lost with it.
+    /// `true` if a commit may be lost with this value.
     pub is_weak: bool,
 }
 
-/// Whether a store takes writes.
+/// The role of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It does.
+    /// The server takes writes.
     Primary,
-    /// It follows another server.
+    /// The server follows another one and only reads.
     Standby,
-    /// It only reads.
+    /// The server or the database is read-only.
     ReadOnly,
 }
 
-/// Who follows a server.
+/// The standbys of a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standbys {
-    /// Whom commits wait for, as it is set; empty if for nobody.
+    /// Value of the setting that names the standbys which commits wait for; empty if commits wait for none.
     pub awaited: String,
-    /// Who is connected.
+    /// Standbys that are connected now.
     pub connected: Vec<Standby>,
 }
 
-/// One that follows a server.
+/// A standby of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Standby {
-    /// The name that it gives itself; none if this user may not see it.
+    /// Name that the standby reports; `None` if this user may not see it.
     pub name: Option<String>,
-    /// Whether commits wait for it; none if this user may not see it.
+    /// `true` if commits wait for it; `None` if this user may not see it.
     pub is_synchronous: Option<bool>,
 }
 
-/// Whether somebody hands each transaction to another session.
+/// A transaction pooler, which may run each transaction in another session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooler {
-    /// Nothing points to it.
+    /// Nothing indicates a pooler.
     NotSeen,
-    /// It does, and that is provided for.
+    /// There is a pooler, and ibid works with it.
     Seen,
-    /// It does, and statements prepared by one session turn up in another's.
+    /// There is a pooler, and a statement that one session prepared is seen by another.
     MixesStatements,
-    /// A second connection could not be had, and one alone tells too little.
+    /// No second connection could be opened, and one alone shows too little.
     Undecided,
 }
 
-/// What waits for a person.
+/// Numbers of cases that wait for an operator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenCases {
-    /// Records in `unknown`.
+    /// Records in the state `unknown`.
     pub unknown: u64,
     /// Records that are dead letters.
     pub dead_letters: u64,
-    /// Effects in `unknown`.
+    /// Effects in the state `unknown`.
     pub effects_unknown: u64,
-    /// Effects in `dead`.
+    /// Effects in the state `dead`.
     pub effects_dead: u64,
 }

@@ -1,4 +1,4 @@
-//! The clock that a store on this machine goes by.
+//! The clock of a store on this machine.
 //!
 //! A store on a server has the server's clock and does not need this one.
 
@@ -8,13 +8,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ibid_core::time::Timestamp;
 
-/// Tells a store what time it is. Clones tell the same time.
+/// The source of a store's time. Clones return the same time.
 #[derive(Clone, Debug)]
 pub struct Clock(Source);
 
-/// Moves a [`Clock::manual`].
+/// The setter of a [`Clock::manual`]. Clones set the same clock.
 #[derive(Clone, Debug)]
-pub struct Hands(Arc<AtomicI64>);
+pub struct ClockSetter(Arc<AtomicI64>);
 
 #[derive(Clone, Debug)]
 enum Source {
@@ -23,18 +23,19 @@ enum Source {
 }
 
 impl Clock {
-    /// The machine's own clock. It may be set back; whoever reads a lease allows for that, not the clock.
+    /// Creates a clock that reads the machine's. It may be set back; code that compares leases allows for that, the clock does
+    /// not.
     pub fn system() -> Clock {
         Clock(Source::System)
     }
 
-    /// A clock that stands still until its hands are moved: a test can be any day.
-    pub fn manual(start: Timestamp) -> (Clock, Hands) {
+    /// Creates a clock that does not advance until a test sets it, so that the test can be any day.
+    pub fn manual(start: Timestamp) -> (Clock, ClockSetter) {
         let at = Arc::new(AtomicI64::new(start.as_micros()));
-        (Clock(Source::Manual(at.clone())), Hands(at))
+        (Clock(Source::Manual(at.clone())), ClockSetter(at))
     }
 
-    /// What time it is.
+    /// Returns the current time.
     pub fn now(&self) -> Timestamp {
         match &self.0 {
             Source::System => Timestamp::from_micros(system_micros()),
@@ -49,11 +50,11 @@ impl Default for Clock {
     }
 }
 
-impl Hands {
-    /// Moves the clock on.
+impl ClockSetter {
+    /// Moves the clock forward.
     pub fn advance(&self, by: Duration) {
         let moved = |at| Some(Timestamp::from_micros(at).after(by).as_micros());
-        // The closure always gives a value, so the update cannot be refused.
+        // The closure always returns a value, so the update cannot fail.
         let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, moved);
     }
 
@@ -63,7 +64,7 @@ impl Hands {
     }
 }
 
-/// Microseconds since the epoch; before it, zero, because a machine that claims 1969 has no clock worth keeping.
+/// Returns the microseconds since the epoch; zero before it, because a machine that claims 1969 has no usable clock.
 fn system_micros() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     Timestamp::default().after(since).as_micros()
@@ -74,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_manual_clock_stands_still_until_its_hands_are_moved() {
+    fn a_manual_clock_stands_still_until_it_is_set() {
         let (clock, hands) = Clock::manual(Timestamp::from_micros(10));
         let copy = clock.clone();
         assert_eq!(clock.now(), clock.now());

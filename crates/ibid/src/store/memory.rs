@@ -58,7 +58,7 @@ impl Store for MemoryStore {
 
     fn load(&self, id: RecordId) -> BoxFuture<'_, Result<Option<StoredRecord>, StoreError>> {
         let (tables, now) = self.lock();
-        ready(Ok(tables.stored(&id, now)))
+        ready(Ok(tables.load_record(&id, now)))
     }
 
     fn commit(&self, change: Arc<Change>, _: Option<Instant>) -> BoxFuture<'_, Result<Commit, StoreError>> {
@@ -86,9 +86,9 @@ impl Store for MemoryStore {
             None => Bound::Included((state, EARLIEST, ID_RANGE.0)),
         };
         let longest_due_first = tables.due.range((from, Bound::Included((state, now, ID_RANGE.1))));
-        let found =
-            longest_due_first.take(limit as usize + 1).filter_map(|(_, _, id)| tables.stored(id, now));
-        ready(Ok(Page::new(found.collect(), limit, |last: &StoredRecord| due_cursor(last))))
+        let rows =
+            longest_due_first.take(limit as usize + 1).filter_map(|(_, _, id)| tables.load_record(id, now));
+        ready(Ok(Page::new(rows.collect(), limit, |last: &StoredRecord| due_cursor(last))))
     }
 
     fn reap(
@@ -161,11 +161,11 @@ impl BrowseStore for MemoryStore {
             _ => Bound::Included(low),
         };
         let in_order = tables.rows.range((from, Bound::Unbounded)).take_while(|(id, _)| **id <= high);
-        let found = in_order.map(|(_, row)| &row.stored).filter(|stored| filter.fits(&stored.record, now));
-        let found =
-            found.take(filter.limit as usize + 1).map(|stored| StoredRecord { now, ..stored.clone() });
+        let matching = in_order.map(|(_, row)| &row.stored).filter(|stored| filter.fits(&stored.record, now));
+        let rows =
+            matching.take(filter.limit as usize + 1).map(|stored| StoredRecord { now, ..stored.clone() });
         let cursor = |last: &StoredRecord| Cursor(Bytes::copy_from_slice(last.record.id.as_bytes()));
-        ready(Ok(Page::new(found.collect(), filter.limit, cursor)))
+        ready(Ok(Page::new(rows.collect(), filter.limit, cursor)))
     }
 
     fn history(&self, id: RecordId) -> BoxFuture<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
@@ -178,7 +178,7 @@ impl BrowseStore for MemoryStore {
         for record in tables.rows.values().map(|row| &row.stored.record) {
             by_state[usize::from(record.state.code()) - 1] += 1;
             dead_letters += u64::from(record.flags.dead_letter);
-            if record.state == State::Unknown {
+            if record.state == State::UNSETTLED {
                 let since = now.since(record.ran_at.unwrap_or(record.created_at));
                 oldest_unknown = oldest_unknown.max(Some(since));
             }
@@ -255,9 +255,9 @@ impl EvidenceStore for MemoryStore {
             EvidenceQuery::Of(id) => stored.evidence.about.id() == id,
             EvidenceQuery::All => true,
         });
-        let found: Vec<_> =
+        let rows: Vec<_> =
             fits.take(limit as usize + 1).map(|(seq, (stored, _))| (*seq, stored.clone())).collect();
-        let Page { items, next } = Page::new(found, limit, |(seq, _)| Cursor::of_i64(*seq));
+        let Page { items, next } = Page::new(rows, limit, |(seq, _)| Cursor::of_i64(*seq));
         ready(Ok(Page { items: items.into_iter().map(|(_, stored)| stored).collect(), next }))
     }
 
@@ -323,7 +323,7 @@ impl Tables {
             let why = "a change of a record must say what it expects";
             return Err(StoreError::lasting(NAME, "commit", why).unwritten());
         }
-        let before = self.stored(&change.id, now);
+        let before = self.load_record(&change.id, now);
         let is_met = match (change.expect, before.as_ref().map(|stored| &stored.record)) {
             (Expect::Anything, _) | (Expect::Absent, None) => true,
             (Expect::Version(version), Some(record)) => record.version == version,
@@ -426,7 +426,7 @@ impl Tables {
                 self.history.remove(id);
             }
         }
-        // What was removed is no longer found, so each step begins at the start.
+        // Removed rows are gone, so each step begins at the start.
         let next = (ids.len() == limit as usize && removed > 0).then(|| Cursor::of_i64(0));
         ReapStep { removed, next, ..ReapStep::default() }
     }
@@ -444,7 +444,7 @@ impl Tables {
         RenewOutcome::Until(until)
     }
 
-    fn stored(&self, id: &RecordId, now: Timestamp) -> Option<StoredRecord> {
+    fn load_record(&self, id: &RecordId, now: Timestamp) -> Option<StoredRecord> {
         Some(StoredRecord { now, ..self.rows.get(id)?.stored.clone() })
     }
 }

@@ -1,7 +1,7 @@
-//! Where Records live. Each module here is one store; all pass `ibid_testkit::contract::exercise`.
+//! The stores: memory, SQLite and PostgreSQL. Each passes `ibid_testkit::contract::exercise`.
 //!
-//! A store compares Versions and instants and writes what it is given. What a State means is decided in
-//! `ibid_core::machine` and nowhere else.
+//! A store compares versions and instants and writes the change that it gets. Only `ibid_core::machine` decides what a state
+//! means.
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub mod checkup;

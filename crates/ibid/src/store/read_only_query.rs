@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 /// Called for each row with the column names and the values as text, `None` for null. `Break` ends the query.
 pub type RowCallback<'a> = &'a mut (dyn FnMut(&[String], Vec<Option<String>>) -> ControlFlow<()> + Send);
 
-/// Why a query failed.
+/// The error of a read-only query.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadOnlyQueryError<O: std::error::Error + 'static> {
     /// The database cannot be opened.

@@ -12,9 +12,9 @@ use ibid_core::record::{Flags, RecordDetails, State};
 pub struct RunTimes {
     /// One of the operations: records do not keep the route's pattern.
     pub example: String,
-    /// Whether there were other operations.
+    /// `true` if there were runs of other operations, too.
     pub has_others: bool,
-    /// Number of runs.
+    /// Number of runs in the sample.
     pub count: u64,
     /// The 99th percentile of their times.
     pub p99: Duration,
@@ -51,8 +51,8 @@ impl RunSampler {
     /// begun last are the last in the reaper's index, where PostgreSQL finds them.
     #[cfg(feature = "postgres")]
     pub(super) fn retentions(&self) -> Vec<i64> {
-        let kept = |policy: &Policy| i64::try_from(policy.retention.as_micros()).unwrap_or(i64::MAX);
-        let mut all: Vec<i64> = self.0.values().map(kept).collect();
+        let micros = |policy: &Policy| i64::try_from(policy.retention.as_micros()).unwrap_or(i64::MAX);
+        let mut all: Vec<i64> = self.0.values().map(micros).collect();
         all.sort_unstable();
         all.dedup();
         all.truncate(RETENTIONS_MAX);
@@ -92,7 +92,7 @@ impl RunSampler {
         let note = RecordDetails::from_json(row.note.as_deref(), None)?;
         let took = row.completed_at?.checked_sub(row.ran_at?)?;
         let max = i64::try_from(self.0.get(&row.policy)?.max_run.as_micros()).unwrap_or(i64::MAX);
-        let counts = row.state == State::Completed.code()
+        let counts = row.state == State::FINAL.code()
             && !flags.owed
             && !flags.asynchronous
             && (note.lapses, note.tries) == (0, 0)
@@ -101,7 +101,7 @@ impl RunSampler {
     }
 }
 
-/// A store has one or two retentions; a program with more makes them up.
+/// A store has one or two retentions; a program with more generates them.
 #[cfg(feature = "postgres")]
 const RETENTIONS_MAX: usize = 16;
 

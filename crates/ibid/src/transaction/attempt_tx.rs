@@ -165,9 +165,9 @@ impl Attempt {
         if !self.confirms_identity().await {
             return Err(self.ibid().engine().without_identity().into());
         }
-        let begun = self.begun();
-        let held = record_sql::lock(tx, &begun.id, store.now(), begun.policy.lease).await?;
-        held.filter(|held| still_owns(&held.stored, begun)).ok_or(TxError::LeaseLost)
+        let own = self.begun();
+        let locked = record_sql::lock(tx, &own.id, store.now(), own.policy.lease).await?;
+        locked.filter(|locked| still_owns(&locked.stored, own)).ok_or(TxError::LeaseLost)
     }
 }
 

@@ -16,9 +16,8 @@ use tokio::time::Instant;
 
 use super::attempt_tx::{AttemptTx, TxError, sql};
 use super::reserve_queue::ReserveQueue;
-
 use crate::attempt::Attempt;
-use crate::engine::{Arrival, DecidedRequest, ResolvedId, UnavailableError, apply_change};
+use crate::engine::{Arrival, DecidedRequest, Pass, ResolvedId, UnavailableError, apply_change};
 use crate::failpoint::{self, Hit};
 use crate::ibid::Ibid;
 use crate::outcome::{Begin, Outcome};
@@ -100,12 +99,7 @@ impl Ibid {
             let wait = left.min(LOCK_WAIT_MAX);
             let reserved = self.reserve(&resolved, is_current, database, policy, wait).await;
             if let Some(pass) = gate.take() {
-                match &reserved {
-                    Err(TxError::Sql(error)) if error.fault() == SqlFault::Lost => {
-                        pass.failed(Instant::now())
-                    }
-                    _ => pass.answered(),
-                }
+                report(pass, &reserved);
             }
             match reserved {
                 Ok(ReserveTry::Run(run)) => {
@@ -258,6 +252,14 @@ impl Ibid {
 
 /// Returns the outcome for a duplicate that has waited in vain. The other transaction held the key for all of the wait, so
 /// the client should wait that long again.
+/// Tells the breaker whether the store answered the first reservation of a request.
+fn report<T>(pass: Pass<'_>, reserved: &Result<ReserveTry<T>, TxError>) {
+    match reserved {
+        Err(TxError::Sql(error)) if error.fault() == SqlFault::Lost => pass.failed(Instant::now()),
+        _ => pass.answered(),
+    }
+}
+
 fn in_flight(waited: Duration) -> Outcome {
     Outcome::InFlight { retry_in: waited }
 }

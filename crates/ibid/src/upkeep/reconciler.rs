@@ -135,7 +135,7 @@ impl Ibid {
 #[derive(Default)]
 pub(crate) struct LookupSlot {
     registered: Mutex<Option<Arc<dyn OutcomeLookup>>>,
-    /// Where the next round continues; `None`: at the record that is due longest.
+    /// Cursor of the next round; `None`: it begins with the record that is due longest.
     cursor: Mutex<Option<Cursor>>,
 }
 

@@ -19,7 +19,7 @@ use ibid::attempt::Attempt;
 use ibid::engine::StartError;
 use ibid::identity::StoreIdentity;
 use ibid::outcome::{Begin, Outcome};
-use ibid::store::clock::{Clock, Hands};
+use ibid::store::clock::{Clock, ClockSetter};
 use ibid::store::memory::MemoryStore;
 use ibid::upkeep::Retention;
 use ibid::{Ibid, Settings, upkeep};
@@ -41,7 +41,7 @@ use crate::request_fixture::Payment;
 struct World {
     ibid: Ibid,
     store: Arc<FaultyStore>,
-    hands: Hands,
+    hands: ClockSetter,
     policy: Arc<Policy>,
 }
 

@@ -11,7 +11,7 @@ use axum::response::IntoResponse;
 use axum::routing::post;
 use ibid::http::hooks::{Hook, HookMapping, HookSecret, HookTarget, ProviderIdAt, SignatureScheme, TenantAt};
 use ibid::http::{IdempotencyLayer, IdempotencyService, MissingIdentityError, Routes, TenantSource};
-use ibid::store::clock::{Clock, Hands};
+use ibid::store::clock::{Clock, ClockSetter};
 use ibid::store::memory::MemoryStore;
 use ibid::{Ibid, Settings, upkeep};
 use ibid_core::change::HistoryKind;
@@ -35,7 +35,7 @@ struct World {
     app: IdempotencyService<Router>,
     ibid: Ibid,
     store: Arc<FaultyStore>,
-    hands: Hands,
+    hands: ClockSetter,
     gate: Arc<Semaphore>,
 }
 

@@ -20,7 +20,7 @@ use ibid::http::{
     Rule, TenantSource,
 };
 use ibid::identity::StoreIdentity;
-use ibid::store::clock::{Clock, Hands};
+use ibid::store::clock::{Clock, ClockSetter};
 use ibid::store::memory::MemoryStore;
 use ibid::{Ibid, Settings};
 use ibid_core::policy::{AfterExpiry, BindRule, InFlight, KeyRule, Policy};
@@ -46,7 +46,7 @@ struct World {
     app: IdempotencyService<Router>,
     ibid: Ibid,
     store: Arc<FaultyStore>,
-    hands: Hands,
+    hands: ClockSetter,
 }
 
 async fn world(policy: Policy) -> World {

@@ -13,7 +13,7 @@ use axum::routing::post;
 use ibid::engine::TenantRate;
 use ibid::http::{GuardedRequest, IdempotencyLayer, IdempotencyService, Routes, TenantSource};
 use ibid::operator::{Operator, OperatorAction};
-use ibid::store::clock::{Clock, Hands};
+use ibid::store::clock::{Clock, ClockSetter};
 use ibid::store::memory::MemoryStore;
 use ibid::upkeep::{self, Retention, Schedule};
 use ibid::{Ibid, Settings};
@@ -56,7 +56,7 @@ struct World {
     ibid: Ibid,
     store: Arc<MemoryStore>,
     faults: Arc<FaultyStore>,
-    hands: Hands,
+    hands: ClockSetter,
     chores: Option<JoinHandle<()>>,
 }
 

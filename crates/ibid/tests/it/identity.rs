@@ -15,7 +15,7 @@ use ibid::http::{
 use ibid::identity::change::{self, ChangeError, RetireWait};
 use ibid::identity::{IdentityError, IdentityPhase, StoreIdentity};
 use ibid::outcome::Begin;
-use ibid::store::clock::{Clock, Hands};
+use ibid::store::clock::{Clock, ClockSetter};
 use ibid::store::memory::MemoryStore;
 use ibid::upkeep::Retention;
 use ibid::{Ibid, Settings, upkeep};
@@ -31,7 +31,7 @@ use tower::{Layer, ServiceExt};
 #[derive(Clone)]
 struct World {
     store: Arc<FaultyStore>,
-    hands: Hands,
+    hands: ClockSetter,
     runs: Arc<AtomicUsize>,
 }
 

@@ -9,7 +9,7 @@ use ibid::operator::{
     BulkAction, Observation, Operator, OperatorAction, OperatorError, RecordFilter, SeenVersion, answer,
 };
 use ibid::outcome::{Begin, Outcome};
-use ibid::store::clock::{Clock, Hands};
+use ibid::store::clock::{Clock, ClockSetter};
 use ibid::store::memory::MemoryStore;
 use ibid::upkeep::{self, Retention};
 use ibid::{Ibid, Settings};
@@ -28,7 +28,7 @@ struct World {
     ibid: Ibid,
     operator: Operator,
     store: Arc<FaultyStore>,
-    hands: Hands,
+    hands: ClockSetter,
 }
 
 impl World {

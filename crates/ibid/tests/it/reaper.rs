@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ibid::outcome::{Begin, Outcome};
-use ibid::store::clock::{Clock, Hands};
+use ibid::store::clock::{Clock, ClockSetter};
 use ibid::store::memory::MemoryStore;
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
 use ibid::upkeep::{ReapPreview, ReapStats, Retention, reap_once, reap_preview};
@@ -227,7 +227,7 @@ async fn a_failing_reap_target_does_not_stop_the_others() {
 struct World {
     ibid: Ibid,
     store: Arc<dyn Store>,
-    hands: Hands,
+    hands: ClockSetter,
     _directory: Option<tempfile::TempDir>,
 }
 
@@ -245,7 +245,7 @@ impl World {
         World::new(Arc::new(store), hands, Some(directory)).await
     }
 
-    async fn new(store: Arc<dyn Store>, hands: Hands, directory: Option<tempfile::TempDir>) -> World {
+    async fn new(store: Arc<dyn Store>, hands: ClockSetter, directory: Option<tempfile::TempDir>) -> World {
         // A node's cache uses real time, so it is turned off.
         let settings = Settings::default().with(|settings| settings.cache_ttl = Duration::ZERO);
         let ibid = Ibid::start(store.clone(), settings).await.expect("it starts");

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use ibid::attempt::LateAnswer;
 use ibid::outcome::{Begin, Outcome};
-use ibid::store::clock::{Clock, Hands};
+use ibid::store::clock::{Clock, ClockSetter};
 use ibid::store::memory::MemoryStore;
 use ibid::upkeep::{self, LookupResult, OutcomeLookup, ReconcileStats, UnknownRequest};
 use ibid::{Ibid, Settings};
@@ -25,7 +25,7 @@ use crate::request_fixture::ask;
 struct World {
     ibid: Ibid,
     store: Arc<MemoryStore>,
-    hands: Hands,
+    hands: ClockSetter,
 }
 
 impl World {

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid::store::clock::{Clock, Hands};
+use ibid::store::clock::{Clock, ClockSetter};
 use ibid::store::memory::MemoryStore;
 use ibid_core::store::{BoxFuture, Store};
 use ibid_core::time::Timestamp;
 use ibid_testkit::contract::{self, StoreUnderTest};
 
-struct Memory(Arc<MemoryStore>, Hands);
+struct Memory(Arc<MemoryStore>, ClockSetter);
 
 impl StoreUnderTest for Memory {
     fn store(&self) -> Arc<dyn Store> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
-use ibid::store::clock::{Clock, Hands};
+use ibid::store::clock::{Clock, ClockSetter};
 use ibid::store::sqlite::{SqliteOpenError, SqliteOptions, SqliteStore};
 use ibid_core::change::{Change, Commit, Draft, HistoryKind};
 use ibid_core::reap::ReapTarget;
@@ -24,7 +24,7 @@ use rusqlite::Connection;
 
 pub(crate) struct Sqlite {
     pub(crate) store: Arc<SqliteStore>,
-    pub(crate) hands: Hands,
+    pub(crate) hands: ClockSetter,
     /// Removes the directory when the test ends.
     pub(crate) file: Arc<File>,
 }

@@ -81,7 +81,7 @@ impl<'c> Batch<'c> {
             }
         };
         if !is_written {
-            return Ok(Commit::Conflict(self.stored(change)?.map(Box::new)));
+            return Ok(Commit::Conflict(self.load(change)?.map(Box::new)));
         }
         for body in &change.bodies {
             self.put_body(change, body.kind.code(), &body.data)?;
@@ -134,7 +134,7 @@ impl<'c> Batch<'c> {
         if change.expect == Expect::Anything {
             return Ok(true);
         }
-        let record = self.stored(change)?.map(|stored| stored.record);
+        let record = self.load(change)?.map(|stored| stored.record);
         Ok(match (change.expect, record) {
             (Expect::Version(version), Some(record)) => record.version == version,
             (Expect::Due(version), Some(record)) => record.version == version && record.is_due(self.now),
@@ -148,10 +148,11 @@ impl<'c> Batch<'c> {
         put.execute(params![change.id.as_bytes(), bits(draft.birth), 0, kind, data]).map(drop)
     }
 
-    fn stored(&mut self, change: &Change) -> rusqlite::Result<Option<StoredRecord>> {
+    fn load(&mut self, change: &Change) -> rusqlite::Result<Option<StoredRecord>> {
         let mut load = self.connection.prepare_cached(include_str!("../../record_sql/sqlite/load.sql"))?;
         let params = params![change.id.as_bytes(), self.now.as_micros()];
-        load.query_row(params, |row| row::stored(self.connection, self.policies, row, self.now)).optional()
+        load.query_row(params, |row| row::read_stored(self.connection, self.policies, row, self.now))
+            .optional()
     }
 }
 

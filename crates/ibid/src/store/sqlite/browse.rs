@@ -1,4 +1,4 @@
-//! Questions of operators, on a thread of their own. Each looks at bounded pieces of the file in separate snapshots, so that
+//! Questions of operators, on a separate thread. Each reads bounded pieces of the file in separate snapshots, so that
 //! the log can start over in between.
 
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use ibid_core::store::{
 use ibid_core::time::Timestamp;
 use rusqlite::{OptionalExtension, params};
 
-use super::reader::{ROWS_MAX, Reader, Scan, View, cursor_of, place_cursor, place_of};
+use super::reader::{ROWS_MAX, Reader, Scan, View, cursor_of, parse_cursor, place_cursor};
 use super::{NAME, SqliteStore, reap};
 
 impl BrowseStore for SqliteStore {
@@ -72,7 +72,7 @@ fn list(reader: &mut Reader, filter: &RecordFilter) -> Result<Page<StoredRecord>
     if filter.limit == 0 {
         return Ok(Page::default());
     }
-    let is_open = filter.state.is_some_and(|state| state != State::Completed);
+    let is_open = filter.state.is_some_and(|state| state != State::FINAL);
     let scan = match (&filter.prefix, filter.dead_letter, is_open) {
         (Some(_), _, _) => reader.read(LIST, |view| view.list_ids(filter))?,
         (None, true, _) => reader.read(LIST, |view| view.list_dead_letters(filter))?,
@@ -82,22 +82,22 @@ fn list(reader: &mut Reader, filter: &RecordFilter) -> Result<Page<StoredRecord>
     Ok(scan.page(filter.limit))
 }
 
-/// Walks the table in the order of begin. Returns the matches so far when the time is over.
+/// Scans the table in the order of begin. Returns the matches so far when the time is over.
 fn list_rows(reader: &mut Reader, filter: &RecordFilter) -> Result<Page<StoredRecord>, StoreError> {
     let until = Instant::now() + LIST_FOR;
-    let mut after = filter.after.as_ref().and_then(place_of).map_or(0, |(_, row)| row);
-    let mut found = Vec::new();
+    let mut after = filter.after.as_ref().and_then(parse_cursor).map_or(0, |(_, row)| row);
+    let mut records = Vec::new();
     loop {
         let (scan, last) = reader.read(LIST, |view| view.list_piece(filter, after))?;
-        found.extend(scan.into_iter().flat_map(|scan| scan.found));
+        records.extend(scan.into_iter().flat_map(|scan| scan.records));
         let is_over = Instant::now() >= until;
-        if found.is_empty() && last.is_some() && is_over {
+        if records.is_empty() && last.is_some() && is_over {
             let advice = "no match within 2 s: add a state other than `completed`, `dead_letter` or the start of an \
                           id, which have an index";
             return Err(StoreError::lasting(NAME, LIST, advice));
         }
-        if found.len() > filter.limit as usize || last.is_none() || is_over {
-            let page = Page::new(found, filter.limit, |(_, cursor)| cursor.clone());
+        if records.len() > filter.limit as usize || last.is_none() || is_over {
+            let page = Page::new(records, filter.limit, |(_, cursor)| cursor.clone());
             let items = page.items.into_iter().map(|(stored, _)| stored).collect();
             return Ok(Page { items, next: page.next.or(last.map(|row| cursor_of(0, row))) });
         }
@@ -116,12 +116,12 @@ impl View<'_> {
     }
 
     fn list_dead_letters(&mut self, filter: &RecordFilter) -> rusqlite::Result<Scan> {
-        let after = filter.after.as_ref().and_then(place_of).map_or(0, |(_, row)| row);
+        let after = filter.after.as_ref().and_then(parse_cursor).map_or(0, |(_, row)| row);
         self.fitting(include_str!("sql/list_dead_letters.sql"), params![after, ROWS_MAX], filter)
     }
 
     fn list_open(&mut self, filter: &RecordFilter) -> rusqlite::Result<Scan> {
-        let (at, row) = filter.after.as_ref().and_then(place_of).unwrap_or((i64::MIN, 0));
+        let (at, row) = filter.after.as_ref().and_then(parse_cursor).unwrap_or((i64::MIN, 0));
         let state = filter.state.map(State::code);
         self.fitting(include_str!("sql/list_open.sql"), params![state, at, row, ROWS_MAX], filter)
     }
@@ -161,7 +161,7 @@ impl View<'_> {
         })
     }
 
-    /// Returns the last of the next rows that one piece of a walk covers; `None`: there are none.
+    /// Returns the last of the next rows that one piece of a scan covers; `None`: there are none.
     fn row_after(&mut self, after: i64) -> rusqlite::Result<Option<i64>> {
         let mut last = self.connection.prepare_cached(include_str!("sql/row_after.sql"))?;
         last.query_row(params![after, PIECE_ROWS], |row| row.get(0))
@@ -207,12 +207,12 @@ impl View<'_> {
             letters.query_row([], |row| row.get(0))?
         };
         let mut oldest = self.connection.prepare_cached(include_str!("sql/oldest_unknown.sql"))?;
-        let oldest: Option<i64> = oldest.query_row([State::Unknown.code()], |row| row.get(0))?;
+        let oldest: Option<i64> = oldest.query_row([State::UNSETTLED.code()], |row| row.get(0))?;
         let mut effects = self.connection.prepare_cached(include_str!("sql/count_effects.sql"))?;
         let effects: i64 = effects.query_row([], |row| row.get(0))?;
         Ok(RecordCounts {
             by_state: std::array::from_fn(|at| match State::ALL[at] {
-                State::Completed => RowCount::Estimated(all),
+                State::FINAL => RowCount::Estimated(all),
                 _ => RowCount::Exact(by_state[at]),
             }),
             dead_letters: RowCount::Exact(letters.cast_unsigned()),
@@ -224,8 +224,8 @@ impl View<'_> {
 
 const LIST: &str = "list";
 
-/// How long a list without an index walks the table: an operator waits for it.
+/// Longest time for which a list without an index scans the table: an operator waits for it.
 const LIST_FOR: Duration = Duration::from_secs(2);
 
-/// Rows of one piece of a walk: some milliseconds, so that no snapshot keeps the log from starting over.
+/// Rows of one piece of a scan: some milliseconds, so that no snapshot keeps the log from starting over.
 const PIECE_ROWS: u32 = 4096;

@@ -4,7 +4,7 @@ use ibid_core::machine::EffectState;
 use ibid_core::record::State;
 use rusqlite::Connection;
 
-use super::open::{self, SqliteOpenError, named};
+use super::open::{self, SqliteOpenError, open_error};
 use super::schema::{self, Layout};
 use super::{StoreFile, reader};
 use crate::store::checkup::{Checkup, OpenCases, Role, Schema, Setting};
@@ -16,14 +16,14 @@ pub(super) fn look(file: &StoreFile) -> Result<Checkup, SqliteOpenError> {
     if matches!(path.try_exists(), Ok(false)) {
         return Err(SqliteOpenError::Missing { path: path.clone() });
     }
-    let failed = |error| named(path, error);
+    let failed = |error| open_error(path, error);
     let connection = open::connect(file).map_err(failed)?;
     let schema = schema(file, &connection)?;
     let is_current = schema == Schema::Step { found: schema::KNOWN, known: schema::KNOWN };
     open::settings(file, &connection).map_err(failed)?;
     let read_only = connection.is_readonly("main").map_err(failed)?;
     let (needed, needs) = open::SQLITE_MIN;
-    let kept = |name| match is_current {
+    let setting = |name| match is_current {
         true => reader::setting(&connection, name).map_err(failed),
         false => Ok(None),
     };
@@ -37,8 +37,8 @@ pub(super) fn look(file: &StoreFile) -> Result<Checkup, SqliteOpenError> {
         role: if read_only { Role::ReadOnly } else { Role::Primary },
         standbys: None,
         pooler: None,
-        has_secret: kept("secret")?.is_some(),
-        identity: kept("identity")?,
+        has_secret: setting("secret")?.is_some(),
+        identity: setting("identity")?,
         open_cases: is_current.then(|| open_cases(&connection)).transpose().map_err(failed)?,
         runs: is_current.then(|| run_times(&connection)).transpose().map_err(failed)?,
     })
@@ -74,13 +74,13 @@ fn open_cases(connection: &Connection) -> rusqlite::Result<OpenCases> {
     let mut open = connection.prepare(include_str!("sql/count_open.sql"))?;
     let mut rows = open.query([])?;
     while let Some(row) = rows.next()? {
-        if row.get::<_, u8>(0)? == State::Unknown.code() {
+        if row.get::<_, u8>(0)? == State::UNSETTLED.code() {
             cases.unknown = row.get::<_, i64>(1)?.cast_unsigned();
         }
     }
     let letters = include_str!("sql/count_dead_letters.sql");
     cases.dead_letters = connection.query_row(letters, [], |row| row.get::<_, i64>(0))?.cast_unsigned();
-    let states = [EffectState::Unknown.code(), EffectState::Dead.code()];
+    let states = EffectState::NEED_OPERATOR.map(EffectState::code);
     let effects = connection.query_row(include_str!("sql/effects.sql"), states, |row| {
         Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get::<_, i64>(1)?.cast_unsigned()))
     });
@@ -108,5 +108,5 @@ fn run_times(connection: &Connection) -> rusqlite::Result<Vec<RunTimes>> {
     Ok(sampler.figures(rows.collect::<rusqlite::Result<_>>()?))
 }
 
-/// What SQLite calls FULL.
+/// Value of `pragma synchronous` that SQLite calls FULL.
 const SYNCHRONOUS_FULL: u32 = 2;

@@ -28,7 +28,7 @@ pub(super) trait Chore: Send {
     fn done(self: Box<Self>);
 
     /// Tells the caller that the work failed.
-    fn failed(self: Box<Self>, error: StoreError);
+    fn fail(self: Box<Self>, error: StoreError);
 }
 
 /// A closure as a [`Chore`].
@@ -62,7 +62,7 @@ where
         }
     }
 
-    fn failed(self: Box<Self>, error: StoreError) {
+    fn fail(self: Box<Self>, error: StoreError) {
         drop(self.reply.send(Err(error)));
     }
 }

@@ -80,7 +80,7 @@ fn add(
         found,
     ])?;
     let mut find = connection.prepare_cached(include_str!("sql/evidence_find.sql"))?;
-    Ok((find.query_row(params![source, event], stored)?, added > 0))
+    Ok((find.query_row(params![source, event], read_evidence)?, added > 0))
 }
 
 /// Returns one page of open evidence.
@@ -91,8 +91,8 @@ fn open(
     limit: u32,
 ) -> rusqlite::Result<Page<StoredEvidence>> {
     let most = i64::from(limit) + 1;
-    let numbered = |row: &Row<'_>| Ok((row.get::<_, i64>(0)?, stored(row)?));
-    let found: Vec<(i64, StoredEvidence)> = match which {
+    let numbered = |row: &Row<'_>| Ok((row.get::<_, i64>(0)?, read_evidence(row)?));
+    let rows: Vec<(i64, StoredEvidence)> = match which {
         EvidenceQuery::Of(id) => {
             let mut find = connection.prepare_cached(include_str!("sql/evidence_of.sql"))?;
             find.query_map(params![id.as_bytes(), after, most], numbered)?.collect::<rusqlite::Result<_>>()?
@@ -102,7 +102,7 @@ fn open(
             find.query_map(params![after, most], numbered)?.collect::<rusqlite::Result<_>>()?
         }
     };
-    let page = Page::new(found, limit, |(number, _)| Cursor::of_i64(*number));
+    let page = Page::new(rows, limit, |(number, _)| Cursor::of_i64(*number));
     Ok(Page { items: page.items.into_iter().map(|(_, evidence)| evidence).collect(), next: page.next })
 }
 
@@ -112,7 +112,7 @@ pub(super) fn mark_used(connection: &Connection, name: &EventName, now: Timestam
     mark.execute(params![name.source, name.event, now.after(USED_KEPT_FOR).as_micros()]).map(drop)
 }
 
-fn stored(row: &Row<'_>) -> rusqlite::Result<StoredEvidence> {
+fn read_evidence(row: &Row<'_>) -> rusqlite::Result<StoredEvidence> {
     let id = RecordId::from_bytes(row.get(3)?);
     let outcome = row.get_ref(7)?.as_blob().ok().and_then(|bytes| evidence::decode_evidence(id, bytes));
     let (about, what) = outcome.ok_or_else(|| unreadable(UnreadableRow("not evidence")))?;

@@ -25,7 +25,7 @@ use rusqlite::{Connection, params};
 use tokio::sync::oneshot;
 
 use self::chore::{ChoreContext, ChoreJob};
-use self::queue::{CommitJob, Job, Queue, Refused, RenewJob, Serving};
+use self::queue::{CommitJob, Job, Queue, QueueRefusal, RenewJob, Serving};
 use self::reader::{Answering, Questions, Reader};
 use self::sql_side::PolicyNumbers;
 use self::writer::CommitCounters;
@@ -63,12 +63,12 @@ pub use rusqlite;
 ///
 /// # In an application's own database
 ///
-/// The store's tables are called `ibid_…`, so the file may be the one that an application keeps its own tables in. The
+/// The store's tables are called `ibid_…`, so the file may also hold an application's tables. The
 /// store changes nothing of the application's but the journal mode, which becomes WAL and stays so; while other
 /// connections hold a file in another mode, opening fails. The header (`application_id`, `user_version`) is the
 /// application's.
 ///
-/// The application writes either by [`SqliteStore::run`] or on connections of its own. On those it begins with
+/// The application writes either by [`SqliteStore::run`] or on its other connections. On those it begins with
 /// `BEGIN IMMEDIATE`, because a transaction that reads first and then writes fails whenever another connection wrote in
 /// between; it sets a busy timeout and keeps transactions short, because the store waits for them.
 ///
@@ -89,7 +89,7 @@ pub struct SqliteStore {
     jobs: Arc<Queue>,
     /// Questions of replays and upkeep.
     questions: Arc<Questions>,
-    /// Questions of operators.
+    /// Questions of operators, on a separate thread.
     browsing: Arc<Questions>,
     readers: Vec<JoinHandle<()>>,
     writer: Option<JoinHandle<()>>,
@@ -104,22 +104,21 @@ pub struct SqliteStore {
 pub struct CommitCounts {
     /// Transactions that were committed for changes, renewals and chores.
     pub commits: u64,
-    /// Changes in them.
+    /// Changes in these transactions.
     pub changes: u64,
-    /// Renewed leases in them.
+    /// Leases renewed in these transactions.
     pub renewals: u64,
 }
 
-/// How to open a [`SqliteStore`].
+/// Options of a [`SqliteStore`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SqliteOptions {
     /// The clock that all instants come from.
     pub clock: Clock,
-    /// Whether a file that does not exist is made, and the store's tables in a file that has none; if not, opening it is
-    /// refused.
+    /// Create a file that does not exist, and the store's tables in a file that has none. If not, opening fails there.
     pub create: bool,
-    /// How long a write waits while another process writes, before it fails as transient.
+    /// Longest wait of a write while another process writes; then it fails as transient.
     pub busy_timeout: Duration,
     /// Largest size of the file in bytes; past it writes fail as transient until a purge makes room.
     pub file_bytes_max: Option<u64>,
@@ -167,7 +166,7 @@ impl SqliteStore {
             policy_numbers: PolicyNumbers::default(),
         };
         // On an error the store is dropped, and with it the threads that did start.
-        let failed = |error| open::failed(&file.path, error);
+        let failed = |error| open::failure(&file.path, error);
         let serving = Serving(store.jobs.clone());
         let writer = writer::start(file.clone(), connection, serving, store.counters.clone());
         store.writer = Some(writer.map_err(failed)?);
@@ -222,7 +221,7 @@ impl SqliteStore {
         let (reply, answer) = oneshot::channel();
         self.jobs.push(job(reply)).map_err(|refused| refused.store_error(op))?;
         // Without a reply the thread is gone, perhaps after it wrote: a lost reply like any other.
-        answer.await.map_err(|_| StoreError::transient(NAME, op, Refused::Closed))?
+        answer.await.map_err(|_| StoreError::transient(NAME, op, QueueRefusal::Closed))?
     }
 
     /// Does some work in the transaction of the next group of changes.
@@ -378,7 +377,7 @@ impl BodyStore for SqliteStore {
     }
 }
 
-/// Where the file is and how it is opened, for every thread that opens it.
+/// Path and options of the file, for every thread that opens it.
 #[derive(Clone, Debug)]
 struct StoreFile {
     path: PathBuf,
@@ -388,7 +387,7 @@ struct StoreFile {
 impl StoreFile {
     fn new(path: &Path, options: SqliteOptions) -> Result<StoreFile, SqliteOpenError> {
         // An absolute path is always a file: SQLite would take `:memory:` and `file:…` for something else.
-        let absolute = std::path::absolute(path).map_err(|error| open::failed(path, error))?;
+        let absolute = std::path::absolute(path).map_err(|error| open::failure(path, error))?;
         Ok(StoreFile { path: absolute, options })
     }
 
@@ -406,7 +405,7 @@ async fn ask<T: Send + 'static>(
     // A caller that left no longer needs the answer.
     let question: reader::Question = Box::new(move |reader| drop(reply.send(question(reader))));
     questions.push(question).map_err(|refused| refused.store_error(op))?;
-    answer.await.map_err(|_| StoreError::transient(NAME, op, Refused::Closed).unwritten())?
+    answer.await.map_err(|_| StoreError::transient(NAME, op, QueueRefusal::Closed).unwritten())?
 }
 
 fn set(

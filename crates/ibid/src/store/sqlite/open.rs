@@ -1,4 +1,4 @@
-//! Opens the file and sets up every connection. Its tables are the business of `schema`.
+//! Opens the file and sets up every connection. `schema` creates and checks the tables.
 //!
 //! The file may be the application's own. The one lasting setting that we change in it is the journal mode, to WAL:
 //! readers and a writer then leave each other alone. A file that we make is also made to shrink. All else is set on our
@@ -12,34 +12,34 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::{StoreFile, schema};
 
-/// Why a file can't serve as a store.
+/// The error of opening a file as a store.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SqliteOpenError {
-    /// There is no such file, and it was not to be made.
+    /// There is no such file, and the options forbid to create it.
     #[error("there is no database at `{}`", path.display())]
     Missing {
-        /// Where it should be.
+        /// Path of the missing file.
         path: PathBuf,
     },
     /// The file holds something else than a database.
     #[error("`{}` is not a SQLite database", path.display())]
     NotADatabase {
-        /// Where it is.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// The database has no tables of ibid, and they were not to be made.
+    /// The database has no tables of ibid, and the options forbid to create them.
     #[error("`{}` has no tables of ibid", path.display())]
     NoTables {
-        /// Where it is.
+        /// Path of the file.
         path: PathBuf,
     },
     /// A newer program has upgraded the database.
     #[error("`{}` has schema {found}, and this program knows {known}: it needs a newer ibid", path.display())]
     FromTheFuture {
-        /// Where it is.
+        /// Path of the file.
         path: PathBuf,
-        /// Its schema.
+        /// Schema of the file.
         found: u32,
         /// The newest schema that this program knows.
         known: u32,
@@ -49,13 +49,13 @@ pub enum SqliteOpenError {
         "`{}` was made by an unreleased build of ibid, and no release reads it: start with a new file", path.display()
     )]
     EarlierBuild {
-        /// Where it is.
+        /// Path of the file.
         path: PathBuf,
     },
     /// The file may be read and not written.
     #[error("`{}` cannot be written", path.display())]
     ReadOnly {
-        /// Where it is.
+        /// Path of the file.
         path: PathBuf,
     },
     /// The linked SQLite can corrupt a file that two connections use.
@@ -71,14 +71,14 @@ pub enum SqliteOpenError {
     /// The file can't be opened, read or prepared.
     #[error("cannot open the database at `{}`", path.display())]
     Failed {
-        /// Where it is.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause of the failure.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
 
-/// Opens the file for writing, and makes our tables in it or brings them up to date.
+/// Opens the file for writing, and creates ibid's tables in it or upgrades them.
 pub(super) fn prepare(file: &StoreFile) -> Result<Connection, SqliteOpenError> {
     let path = &file.path;
     if rusqlite::version_number() < SQLITE_MIN.0 {
@@ -90,7 +90,7 @@ pub(super) fn prepare(file: &StoreFile) -> Result<Connection, SqliteOpenError> {
     if file.options.create {
         make_private(path);
     }
-    let failed = |error| named(path, error);
+    let failed = |error| open_error(path, error);
     let connection = connect(file).map_err(failed)?;
     // Look before touching: a file that is refused must stay as it is, down to its journal mode.
     schema::look(file, &connection)?;
@@ -104,7 +104,7 @@ pub(super) fn prepare(file: &StoreFile) -> Result<Connection, SqliteOpenError> {
     Ok(connection)
 }
 
-/// Makes the file, if it is not there, so that only its owner can read it: it will hold responses of all tenants.
+/// Creates the file if it does not exist, readable only for its owner: it will hold responses of all tenants.
 /// SQLite gives its log the same permissions. A failure here happens again, with its reason, when SQLite opens the file.
 fn make_private(path: &Path) {
     let mut options = std::fs::OpenOptions::new();
@@ -134,8 +134,8 @@ pub(super) fn reader(file: &StoreFile) -> rusqlite::Result<Connection> {
     Ok(connection)
 }
 
-/// A failure that has no variant of its own.
-pub(super) fn failed(
+/// Returns the error of a failure that has no separate variant.
+pub(super) fn failure(
     path: &Path,
     error: impl Into<Box<dyn std::error::Error + Send + Sync>>,
 ) -> SqliteOpenError {
@@ -169,14 +169,14 @@ fn enter_wal(file: &StoreFile, connection: &Connection) -> Result<(), SqliteOpen
             connection.query_row("pragma journal_mode = wal", [], |row| row.get(0));
         match mode {
             Ok(mode) if mode == "wal" => return Ok(()),
-            Ok(mode) => return Err(failed(&file.path, format!("the journal mode stays `{mode}`"))),
+            Ok(mode) => return Err(failure(&file.path, format!("the journal mode stays `{mode}`"))),
             Err(error) if is_busy(&error) && Instant::now() < until => std::thread::sleep(WAL_RETRY_AFTER),
-            Err(error) => return Err(named(&file.path, error)),
+            Err(error) => return Err(open_error(&file.path, error)),
         }
     }
 }
 
-/// How every connection that writes is set.
+/// Sets up a connection that writes.
 pub(super) fn settings(file: &StoreFile, connection: &Connection) -> rusqlite::Result<()> {
     // Each commit is flushed: with NORMAL a power cut takes back commits that were reported.
     connection.pragma_update(None, "synchronous", "full")?;
@@ -205,12 +205,12 @@ fn stable_plans(connection: &Connection) -> rusqlite::Result<()> {
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map(drop)
 }
 
-/// A failure of SQLite, by its name if it has one.
-pub(super) fn named(path: &Path, error: rusqlite::Error) -> SqliteOpenError {
+/// Converts an error of SQLite, to the variant that names its cause if there is one.
+pub(super) fn open_error(path: &Path, error: rusqlite::Error) -> SqliteOpenError {
     match error.sqlite_error_code() {
         Some(ErrorCode::NotADatabase) => SqliteOpenError::NotADatabase { path: path.to_owned() },
         Some(ErrorCode::ReadOnly) => SqliteOpenError::ReadOnly { path: path.to_owned() },
-        _ => failed(path, error),
+        _ => failure(path, error),
     }
 }
 
@@ -227,7 +227,7 @@ pub(super) const SQLITE_MIN: (i32, &str) = (3_051_003, "3.51.3");
 /// commits again per second with 250,000 records, and the slowest commit no slower. A quiet moment moves them sooner.
 const CHECKPOINT_PAGES: u32 = 16 << 10;
 
-/// What the log keeps of its size when it starts over: twice what it should hold, so that it is not cut each time.
+/// Size that the log keeps when it starts over: twice what it should hold, so that it is not cut each time.
 pub(super) const LOG_BYTES_KEPT: u32 = 128 << 20;
 
 /// Page cache of the writer: room for the pages that a large group dirties.
@@ -236,5 +236,5 @@ pub(super) const LOG_BYTES_KEPT: u32 = 128 << 20;
 /// not in the cache come from the system's at a microsecond each.
 const WRITER_CACHE_KIB: i64 = 4 << 10;
 
-/// How soon to try again while another process turns on the log.
+/// Pause between tries while another process turns on the log.
 const WAL_RETRY_AFTER: Duration = Duration::from_millis(5);

@@ -19,7 +19,7 @@ pub(super) fn order_rows(connection: &Connection) -> rusqlite::Result<bool> {
 
 /// Orders the rows of one range. Returns whether it was the last.
 fn order_range(connection: &Connection) -> rusqlite::Result<bool> {
-    let (up_to, last) = place(connection)?;
+    let (up_to, last) = ordered_and_last(connection)?;
     if up_to >= last {
         return Ok(true);
     }
@@ -43,7 +43,7 @@ fn order_range(connection: &Connection) -> rusqlite::Result<bool> {
 
 /// Returns whether rows wait to be ordered, without the write lock.
 pub(super) fn has_new_rows(connection: &Connection) -> rusqlite::Result<bool> {
-    place(connection).map(|(up_to, last)| up_to < last)
+    ordered_and_last(connection).map(|(up_to, last)| up_to < last)
 }
 
 /// Keeps the invariant of `ibid_ordered` after rows were deleted.
@@ -51,9 +51,10 @@ pub(super) fn lower(connection: &Connection) -> rusqlite::Result<()> {
     connection.prepare_cached(include_str!("sql/order_lower.sql"))?.execute([]).map(drop)
 }
 
-fn place(connection: &Connection) -> rusqlite::Result<(i64, i64)> {
-    let mut place = connection.prepare_cached(include_str!("sql/order_place.sql"))?;
-    place.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))
+/// Returns the number of the last ordered row, and of the last row.
+fn ordered_and_last(connection: &Connection) -> rusqlite::Result<(i64, i64)> {
+    let mut select = connection.prepare_cached(include_str!("sql/order_place.sql"))?;
+    select.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))
 }
 
 /// Rows of one range. The reaper reads a whole range to find the oldest of its rows, so it should be about one step of it.

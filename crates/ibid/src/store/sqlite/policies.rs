@@ -73,7 +73,7 @@ impl Policies {
         Ok(Ok(policy))
     }
 
-    /// Empties the cache.
+    /// Removes all entries from the cache.
     pub(super) fn clear(&mut self) {
         self.by_number.clear();
         self.by_address.clear();
@@ -83,27 +83,27 @@ impl Policies {
 /// Stores a policy unless it is stored, and marks it as seen. Returns its number.
 pub(super) fn put(connection: &Connection, policy: &Policy, now: Timestamp) -> rusqlite::Result<i64> {
     let mut put = connection.prepare_cached(include_str!("sql/policy_put.sql"))?;
-    let (lease, life) = (micros(policy.lease), micros(life(policy)));
+    let (lease, life) = (micros(policy.lease), micros(policy_lifetime(policy)));
     put.query_row(params![policy.to_bytes(), lease, life, now.as_micros()], |row| row.get(0))
 }
 
 /// Returns how long after a write under this policy its row is purged at the latest, with room to spare: only open
 /// records live longer, and those are looked up before a policy is deleted.
-fn life(policy: &Policy) -> Duration {
-    let kept = policy.retention.saturating_add(policy.tombstone);
+fn policy_lifetime(policy: &Policy) -> Duration {
+    let retained = policy.retention.saturating_add(policy.tombstone);
     let unknown = policy.unknown_retention.unwrap_or_default();
-    kept.saturating_add(kept).saturating_add(unknown).saturating_add(LIFE_MARGIN)
+    retained.saturating_add(retained).saturating_add(unknown).saturating_add(LIFE_MARGIN)
 }
 
-/// Added to the life of every policy. Longer than [`SEEN_EVERY`] and than any transaction of a caller that was told a number.
+/// Added to the life of every policy. Longer than [`SEEN_EVERY`] and than any transaction of a caller that has the number.
 const LIFE_MARGIN: Duration = Duration::from_secs(24 * 3600);
 
-/// How often a policy that is in use is marked as seen.
+/// Interval at which a policy that is in use is marked as seen.
 ///
 /// T1 (idle for the policy's life) knows its number; T2 (a reaper) deletes the policy; T1 would write a record that
 /// names nothing. Therefore a number older than this is looked up again, in the transaction that uses it.
 pub(super) const SEEN_EVERY: Duration = Duration::from_secs(3600);
 
-/// Policies come from routes, and a gateway has dozens. A program with more makes them up, and pays with a lookup in the
+/// Policies come from routes, and a gateway has dozens. A program with more generates them, and pays with a lookup in the
 /// file.
 const POLICIES_MAX: usize = 1024;

@@ -19,7 +19,7 @@ use super::writer::Writer;
 /// A change that waits for its commit.
 pub(super) struct CommitJob {
     pub(super) change: Arc<Change>,
-    /// When its client gives up; it is not sent after that.
+    /// Instant at which its client gives up. The change is not sent after that.
     pub(super) send_by: Option<Instant>,
     pub(super) reply: Sender<Result<Commit, StoreError>>,
 }
@@ -33,7 +33,7 @@ pub(super) struct RenewJob {
 /// A caller's closure, which has a transaction for itself and sends its own reply.
 pub(super) type Closure = Box<dyn FnOnce(&mut Writer) + Send>;
 
-/// Something to write.
+/// A piece of work for the writer.
 pub(super) enum Job {
     Commit(CommitJob),
     Renew(RenewJob),
@@ -80,7 +80,7 @@ struct Lanes {
 
 /// A job that the queue did not take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Refused {
+pub(super) enum QueueRefusal {
     /// Too much is waiting.
     #[error("too many requests are waiting for the disk")]
     Full,
@@ -89,12 +89,12 @@ pub(super) enum Refused {
     Closed,
 }
 
-impl Refused {
+impl QueueRefusal {
     /// Converts the refusal to an error that proves that nothing was written.
     pub(super) fn store_error(self, op: &'static str) -> StoreError {
         match self {
-            Refused::Full => StoreError::overloaded(NAME, op),
-            Refused::Closed => StoreError::transient(NAME, op, self).unwritten(),
+            QueueRefusal::Full => StoreError::overloaded(NAME, op),
+            QueueRefusal::Closed => StoreError::transient(NAME, op, self).unwritten(),
         }
     }
 }
@@ -108,21 +108,21 @@ impl Queue {
     ///
     /// Only a change whose client waits for it and a closure are refused. A finish that is refused would lose a response, a
     /// renewal would cost an `unknown`, and both are bounded by the attempts that live.
-    pub(super) fn push(&self, job: Job) -> Result<(), Refused> {
+    pub(super) fn push(&self, job: Job) -> Result<(), QueueRefusal> {
         let mut lanes = self.lock();
         if lanes.closed {
-            return Err(Refused::Closed);
+            return Err(QueueRefusal::Closed);
         }
         let is_full = lanes.weight >= WEIGHT_MAX;
         match job {
-            Job::Commit(job) if is_full && job.send_by.is_some() => return Err(Refused::Full),
+            Job::Commit(job) if is_full && job.send_by.is_some() => return Err(QueueRefusal::Full),
             Job::Commit(job) => {
                 lanes.weight += weight(&job.change);
                 lanes.commits.push_back(job);
             }
             Job::Renew(job) => lanes.renewals.push_back(job),
             Job::Chore(chore) => lanes.chores.push_back(chore),
-            Job::Closure(_) if lanes.closures.len() >= CLOSURES_MAX => return Err(Refused::Full),
+            Job::Closure(_) if lanes.closures.len() >= CLOSURES_MAX => return Err(QueueRefusal::Full),
             Job::Closure(closure) => lanes.closures.push_back(closure),
         }
         drop(lanes);
@@ -313,7 +313,7 @@ mod tests {
         for nonce in 0..(WEIGHT_MAX / ROW_BYTES) as u64 {
             queue.push(change(nonce, None)).expect("there is room");
         }
-        assert_eq!(queue.push(change(1, Some(Instant::now()))), Err(Refused::Full));
+        assert_eq!(queue.push(change(1, Some(Instant::now()))), Err(QueueRefusal::Full));
         queue.push(change(2, None)).expect("a finish is never refused");
         queue.push(renewal()).expect("a renewal is never refused");
         assert_eq!(take(&queue).1.len(), CHANGES_MAX);
@@ -324,7 +324,7 @@ mod tests {
         let queue = Queue::new();
         queue.push(change(1, None)).expect("there is room");
         queue.close();
-        assert_eq!(queue.push(change(2, None)), Err(Refused::Closed));
+        assert_eq!(queue.push(change(2, None)), Err(QueueRefusal::Closed));
         assert_eq!(take(&queue), (0, vec![1]));
         assert!(matches!(queue.take(None, 0, Duration::ZERO), Next::Closed));
     }
@@ -341,6 +341,6 @@ mod tests {
         });
         thread.join().expect_err("it panicked");
         assert!(answer.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Closed));
-        assert_eq!(queue.push(renewal()), Err(Refused::Closed));
+        assert_eq!(queue.push(renewal()), Err(QueueRefusal::Closed));
     }
 }

@@ -7,7 +7,7 @@ use rusqlite::types::ValueRef;
 use rusqlite::{Connection, Error};
 
 use super::StoreFile;
-use super::open::{self, SqliteOpenError, named};
+use super::open::{self, SqliteOpenError, open_error};
 use crate::store::read_only_query::{ReadOnlyQueryError, RowCallback};
 
 /// Passes each row of `sql` to `on_row` and returns the column names.
@@ -23,7 +23,7 @@ pub(super) fn read(
         connection.pragma_update(None, "query_only", true)?;
         Ok(connection)
     });
-    let connection = opened.map_err(|error| ReadOnlyQueryError::Open(named(&file.path, error)))?;
+    let connection = opened.map_err(|error| ReadOnlyQueryError::Open(open_error(&file.path, error)))?;
     rows(&connection, sql, on_row).map_err(|error| match &error {
         // The authors of the statement can mend these; the rest is the file's.
         Error::MultipleStatement | Error::InvalidQuery => ReadOnlyQueryError::Refused(error.to_string()),

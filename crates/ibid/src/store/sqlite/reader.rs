@@ -18,7 +18,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::failure::{spoils_connection, store_error};
 use super::policies::Policies;
-use super::queue::Refused;
+use super::queue::QueueRefusal;
 use super::{StoreFile, open, row};
 
 /// A question. It sends its own answer.
@@ -26,12 +26,12 @@ pub(super) type Question = Box<dyn FnOnce(&mut Reader) + Send>;
 
 /// Questions that wait for a thread.
 pub(super) struct Questions {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<QuestionQueue>,
     filled: Condvar,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct QuestionQueue {
     questions: VecDeque<Question>,
     is_closed: bool,
 }
@@ -42,13 +42,13 @@ impl Questions {
     }
 
     /// Adds a question, or refuses it at once.
-    pub(super) fn push(&self, question: Question) -> Result<(), Refused> {
+    pub(super) fn push(&self, question: Question) -> Result<(), QueueRefusal> {
         let mut waiting = self.lock();
         if waiting.is_closed {
-            return Err(Refused::Closed);
+            return Err(QueueRefusal::Closed);
         }
         if waiting.questions.len() >= QUESTIONS_MAX {
-            return Err(Refused::Full);
+            return Err(QueueRefusal::Full);
         }
         waiting.questions.push_back(question);
         drop(waiting);
@@ -72,7 +72,7 @@ impl Questions {
         self.filled.notify_all();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
+    fn lock(&self) -> MutexGuard<'_, QuestionQueue> {
         self.waiting.lock()
     }
 }
@@ -88,8 +88,10 @@ pub(super) struct Answering(pub(super) Arc<Questions>);
 
 impl Drop for Answering {
     fn drop(&mut self) {
-        let left =
-            std::mem::replace(&mut *self.0.lock(), Waiting { is_closed: true, questions: VecDeque::new() });
+        let left = std::mem::replace(
+            &mut *self.0.lock(),
+            QuestionQueue { is_closed: true, questions: VecDeque::new() },
+        );
         // Dropping a question drops its reply, which its caller sees. Not under the lock, because a caller may come back.
         drop(left);
     }
@@ -147,15 +149,15 @@ pub(super) struct View<'c> {
 
 /// Records that a scan found, each with the cursor behind it.
 pub(super) struct Scan {
-    pub(super) found: Vec<(StoredRecord, Cursor)>,
-    /// Where to continue, if the scan ended because it had read enough rows.
+    pub(super) records: Vec<(StoredRecord, Cursor)>,
+    /// Cursor of the rest, if the scan ended because it had read enough rows.
     rest: Option<Cursor>,
 }
 
 impl Scan {
     /// Returns a page of at most `limit` records.
     pub(super) fn page(self, limit: u32) -> Page<StoredRecord> {
-        let page = Page::new(self.found, limit, |(_, cursor)| cursor.clone());
+        let page = Page::new(self.records, limit, |(_, cursor)| cursor.clone());
         let items = page.items.into_iter().map(|(stored, _)| stored).collect();
         Page { items, next: page.next.or(self.rest) }
     }
@@ -166,7 +168,7 @@ impl View<'_> {
         let View { connection, policies, now } = self;
         let mut load = connection.prepare_cached(include_str!("../../record_sql/sqlite/load.sql"))?;
         let params = params![id.as_bytes(), now.as_micros()];
-        load.query_row(params, |row| row::stored(connection, policies, row, *now)).optional()
+        load.query_row(params, |row| row::read_stored(connection, policies, row, *now)).optional()
     }
 
     pub(super) fn due(
@@ -175,7 +177,7 @@ impl View<'_> {
         after: Option<&Cursor>,
         limit: u32,
     ) -> rusqlite::Result<Page<StoredRecord>> {
-        let (at, after) = after.and_then(place_of).unwrap_or((i64::MIN, 0));
+        let (at, after) = after.and_then(parse_cursor).unwrap_or((i64::MIN, 0));
         let params = params![state.code(), self.now.as_micros(), at, after, ROWS_MAX];
         let scan = self.scan(include_str!("sql/due.sql"), params, limit, |_| true, place_cursor)?;
         Ok(scan.page(limit))
@@ -194,14 +196,14 @@ impl View<'_> {
         let View { connection, policies, now } = self;
         let mut statement = connection.prepare_cached(sql)?;
         let mut rows = statement.query(params)?;
-        let (mut found, mut unread, mut last, mut count) = (Vec::new(), Vec::new(), None, 0);
-        while found.len() <= limit as usize
+        let (mut records, mut unread, mut last, mut count) = (Vec::new(), Vec::new(), None, 0);
+        while records.len() <= limit as usize
             && let Some(row) = rows.next()?
         {
             count += 1;
             last = Some(cursor(row)?);
-            match row::stored(connection, policies, row, *now) {
-                Ok(stored) if fits(&stored) => found.extend(last.clone().map(|cursor| (stored, cursor))),
+            match row::read_stored(connection, policies, row, *now) {
+                Ok(stored) if fits(&stored) => records.extend(last.clone().map(|cursor| (stored, cursor))),
                 Ok(_) => {}
                 Err(error) if row::is_unreadable(&error) => unread.push((row::short_id(row), error)),
                 Err(error) => return Err(error),
@@ -210,7 +212,7 @@ impl View<'_> {
         if let Some((record, why)) = unread.first() {
             tracing::error!(count = unread.len(), %record, %why, "records can't be read and are left out");
         }
-        Ok(Scan { found, rest: last.filter(|_| count == ROWS_MAX) })
+        Ok(Scan { records, rest: last.filter(|_| count == ROWS_MAX) })
     }
 
     pub(super) fn bodies(&mut self, id: RecordId, birth: Nonce) -> rusqlite::Result<Vec<(u32, Bytes)>> {
@@ -234,7 +236,7 @@ pub(super) fn cursor_of(at: i64, row: i64) -> Cursor {
 }
 
 /// Decodes the place of [`cursor_of`]; `None` if this is another cursor.
-pub(super) fn place_of(cursor: &Cursor) -> Option<(i64, i64)> {
+pub(super) fn parse_cursor(cursor: &Cursor) -> Option<(i64, i64)> {
     let (at, row) = cursor.0.split_first_chunk::<8>()?;
     Some((i64::from_be_bytes(*at), i64::from_be_bytes(row.try_into().ok()?)))
 }

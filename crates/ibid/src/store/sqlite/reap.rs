@@ -82,7 +82,7 @@ fn records(
     limit: u32,
     now: Timestamp,
 ) -> rusqlite::Result<ReapStep> {
-    let from = after.and_then(Place::of).unwrap_or(Place::START);
+    let from = after.and_then(IndexPosition::of).unwrap_or(IndexPosition::START);
     let is_ordered = order::order_rows(connection)?;
     let mut remover = Remover::new(connection)?;
     let ranges_left = ranges(connection, &mut remover, limit, now)?;
@@ -96,7 +96,7 @@ fn records(
     if step.removed > 0 {
         order::lower(connection)?;
     }
-    Ok(ReapStep { next: next.map(Place::cursor), ..step })
+    Ok(ReapStep { next: next.map(IndexPosition::cursor), ..step })
 }
 
 /// Visits ranges whose instant has come. Returns whether some are left.
@@ -119,19 +119,19 @@ fn ranges(
         if left == 0 {
             return Ok(true);
         }
-        let found = rows.query_map(params![first, last, now.as_micros(), left + SORTED_AHEAD], |row| {
+        let ripe = rows.query_map(params![first, last, now.as_micros(), left + SORTED_AHEAD], |row| {
             Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, bool>(2)?, row.get::<_, bool>(3)?))
         })?;
-        let mut found: Vec<(i64, i64, bool, bool)> = found.collect::<rusqlite::Result<_>>()?;
-        found.sort_by_key(|(_, at, ..)| *at);
-        for (row, at, may_go, is_purged) in found.iter().take(left as usize) {
+        let mut ripe: Vec<(i64, i64, bool, bool)> = ripe.collect::<rusqlite::Result<_>>()?;
+        ripe.sort_by_key(|(_, at, ..)| *at);
+        for (row, at, may_go, is_purged) in ripe.iter().take(left as usize) {
             // Rows that must stay move to the index, which passes over them. Those that the application holds are
             // counted there, too.
             if !may_go || !remover.remove(*row, *is_purged)? {
                 keep.execute([row, at])?;
             }
         }
-        if found.len() <= left as usize {
+        if ripe.len() <= left as usize {
             leave_range(connection, first, last)?;
         }
     }
@@ -154,14 +154,14 @@ fn leave_range(connection: &Connection, first: i64, last: i64) -> rusqlite::Resu
     }
 }
 
-/// Removes rows of the index from a place on. Returns the place to continue at, if rows are left.
+/// Removes rows of the index from a position on. Returns the position to continue at, if rows are left.
 fn index(
     connection: &Connection,
     remover: &mut Remover<'_>,
-    from: Place,
+    from: IndexPosition,
     limit: u32,
     now: Timestamp,
-) -> rusqlite::Result<Option<Place>> {
+) -> rusqlite::Result<Option<IndexPosition>> {
     let mut pick = connection.prepare_cached(include_str!("sql/reap_pick.sql"))?;
     let rows = pick.query_map(params![now.as_micros(), from.at, from.row, limit], |row| {
         Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, bool>(2)?))
@@ -174,7 +174,7 @@ fn index(
         }
     }
     let is_full = rows.len() == limit as usize;
-    Ok(rows.last().filter(|_| is_full).map(|(row, at, _)| Place { at: *at, row: *row }))
+    Ok(rows.last().filter(|_| is_full).map(|(row, at, _)| IndexPosition { at: *at, row: *row }))
 }
 
 /// Deletes and strips rows, and counts them.
@@ -227,18 +227,18 @@ impl<'c> Remover<'c> {
     }
 }
 
-/// A place in the reaper's index.
+/// A position in the reaper's index.
 #[derive(Clone, Copy)]
-struct Place {
+struct IndexPosition {
     at: i64,
     row: i64,
 }
 
-impl Place {
-    const START: Place = Place { at: i64::MIN, row: 0 };
+impl IndexPosition {
+    const START: IndexPosition = IndexPosition { at: i64::MIN, row: 0 };
 
-    fn of(cursor: &Cursor) -> Option<Place> {
-        super::reader::place_of(cursor).map(|(at, row)| Place { at, row })
+    fn of(cursor: &Cursor) -> Option<IndexPosition> {
+        super::reader::parse_cursor(cursor).map(|(at, row)| IndexPosition { at, row })
     }
 
     fn cursor(self) -> Cursor {

@@ -18,7 +18,7 @@ use super::policies::Policies;
 /// # Errors
 ///
 /// A row that this program cannot read is an error that [`is_unreadable`] recognises.
-pub(super) fn stored(
+pub(super) fn read_stored(
     connection: &Connection,
     policies: &mut Policies,
     row: &Row<'_>,
@@ -61,7 +61,7 @@ pub(super) fn short_id(row: &Row<'_>) -> String {
     row.get(0).map_or_else(|_| "?".to_owned(), |id| RecordId::from_bytes(id).short().to_string())
 }
 
-/// Columns behind those of the record: the place of the row in its list.
+/// Columns behind those of the record: the position of the row in its list.
 pub(super) fn place(row: &Row<'_>) -> rusqlite::Result<(i64, i64)> {
     Ok((row.get(RECORD_COLUMNS.len())?, row.get(RECORD_COLUMNS.len() + 1)?))
 }

@@ -25,7 +25,7 @@ impl SqliteStore {
     ///
     /// # Errors
     ///
-    /// When the store could not do it. Only if [`StoreError::is_unwritten`] nothing was written: the queue was full, the
+    /// Fails if the store could not do it. Only if [`StoreError::is_unwritten`] nothing was written: the queue was full, the
     /// write lock not to be had, `work` panicked, or COMMIT found a foreign key violated. Any other error, such as a
     /// disk that failed in the middle of COMMIT, means that what `work` wrote is perhaps there: look before running it
     /// again.
@@ -68,8 +68,8 @@ impl Writer {
         &mut self,
         work: impl FnOnce(&mut Connection) -> Result<T, E>,
     ) -> Result<Result<T, E>, StoreError> {
-        let begun = self.set_flush(true).and_then(|()| self.begin());
-        begun.map_err(|error| store_error(OP, error).unwritten())?;
+        let started = self.set_flush(true).and_then(|()| self.begin());
+        started.map_err(|error| store_error(OP, error).unwritten())?;
         // `begin` leaves a connection.
         let connection = self.connection.as_mut().expect("a transaction is open");
         // What a panic leaves behind is rolled back, and the connection closed.
@@ -105,8 +105,8 @@ impl Writer {
 }
 
 fn text(panic: &(dyn Any + Send)) -> &str {
-    let said = panic.downcast_ref::<&str>().copied();
-    said.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+    let message = panic.downcast_ref::<&str>().copied();
+    message.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
 const OP: &str = "run a closure";

@@ -6,7 +6,7 @@
 use rusqlite::{Connection, OptionalExtension};
 
 use super::StoreFile;
-use super::open::{SqliteOpenError, failed, named};
+use super::open::{SqliteOpenError, failure, open_error};
 
 /// The state of ibid's tables in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,10 +24,10 @@ pub(super) enum Layout {
 /// forward, and [`migrate`] looks again once the write lock is ours.
 pub(super) fn look(file: &StoreFile, connection: &Connection) -> Result<Layout, SqliteOpenError> {
     let path = || file.path.clone();
-    let seen = connection.query_row(include_str!("sql/look.sql"), [], |row| {
+    let layout = connection.query_row(include_str!("sql/look.sql"), [], |row| {
         Ok((row.get::<_, bool>(0)?, row.get::<_, bool>(1)?, row.get::<_, i32>(2)?))
     });
-    let (has_tables, is_early, application) = seen.map_err(|error| named(&file.path, error))?;
+    let (has_tables, is_early, application) = layout.map_err(|error| open_error(&file.path, error))?;
     if is_early || (!has_tables && application.cast_unsigned() == EARLY_APPLICATION_ID) {
         return Err(SqliteOpenError::EarlierBuild { path: path() });
     }
@@ -48,7 +48,7 @@ pub(super) fn migrate(file: &StoreFile, connection: &Connection) -> Result<(), S
     if look(file, connection)? == Layout::Schema(KNOWN) {
         return Ok(());
     }
-    let failed = |error| named(&file.path, error);
+    let failed = |error| open_error(&file.path, error);
     connection.execute_batch("begin immediate").map_err(failed)?;
     // The connection is dropped on an error, and the transaction with it.
     let schema = match look(file, connection)? {
@@ -66,10 +66,10 @@ pub(super) fn migrate(file: &StoreFile, connection: &Connection) -> Result<(), S
 fn schema(file: &StoreFile, connection: &Connection) -> Result<u32, SqliteOpenError> {
     let value =
         connection.query_row(include_str!("sql/setting.sql"), ["schema"], |row| row.get::<_, Vec<u8>>(0));
-    let value = value.optional().map_err(|error| named(&file.path, error))?;
+    let value = value.optional().map_err(|error| open_error(&file.path, error))?;
     let digits = value.as_deref().and_then(|value| std::str::from_utf8(value).ok());
     let schema = digits.and_then(|digits| digits.parse().ok()).filter(|schema| *schema > 0);
-    schema.ok_or_else(|| failed(&file.path, "its table `ibid_meta` names no schema"))
+    schema.ok_or_else(|| failure(&file.path, "its table `ibid_meta` names no schema"))
 }
 
 /// The steps of the schema. Once a step is released, its files never change.

@@ -24,8 +24,8 @@ impl PolicyNumbers {
     /// may have deleted a policy that was not in use for long.
     fn find(&self, policy: &Arc<Policy>, now: Timestamp) -> Option<i64> {
         let known = self.0.lock();
-        let found = known.iter().find(|(known, ..)| Arc::ptr_eq(known, policy));
-        found.filter(|(.., seen_at)| now.since(*seen_at) < SEEN_EVERY).map(|(_, number, _)| *number)
+        let entry = known.iter().find(|(known, ..)| Arc::ptr_eq(known, policy));
+        entry.filter(|(.., seen_at)| now.since(*seen_at) < SEEN_EVERY).map(|(_, number, _)| *number)
     }
 
     fn put(&self, policy: Arc<Policy>, number: i64, now: Timestamp) {
@@ -82,5 +82,5 @@ impl SqlStore for SqliteStore {
     }
 }
 
-/// A program has a policy per route; one with more makes them up, and pays with a lookup.
+/// A program has a policy per route; one with more generates them, and pays with a lookup.
 const KNOWN_MAX: usize = 256;

@@ -37,17 +37,17 @@ pub(super) struct Writer {
     pub(super) connection: Option<Connection>,
     policies: Policies,
     counters: Arc<CommitCounters>,
-    /// Whether commits are flushed now; see [`Writer::set_flush`].
+    /// `true` if commits are flushed now; see [`Writer::set_flush`].
     is_flushing: bool,
-    /// Whether something was written since the last checkpoint of an idle moment.
+    /// `true` if something was written since the last checkpoint of an idle moment.
     is_dirty: bool,
-    /// When the size of the log is looked at next.
+    /// Instant of the next check of the log's size.
     log_look_at: Instant,
     /// Changes of the last group, and how long its commit took.
     last: (usize, Duration),
 }
 
-/// Starts the thread.
+/// Starts the writer's thread.
 pub(super) fn start(
     file: StoreFile,
     connection: Connection,
@@ -138,7 +138,7 @@ impl Writer {
                 let Some(chore) = group.chore.take_if(|_| is_chores && !has_chore_only) else {
                     return Err(GroupFailure::unwritten(error));
                 };
-                chore.failed(super::chore::chore_error("run a chore", error));
+                chore.fail(super::chore::chore_error("run a chore", error));
                 return self.commit_group(group);
             }
         };
@@ -199,11 +199,11 @@ impl Writer {
             Some(connection) => connection,
             none => none.insert(open::writer(&self.file)?),
         };
-        let begun = begin(connection, self.file.options.busy_timeout);
-        if let Err(error) = &begun {
+        let result = begin(connection, self.file.options.busy_timeout);
+        if let Err(error) = &result {
             self.roll_back(failure::spoils_connection(error));
         }
-        begun
+        result
     }
 
     /// Leaves nothing of a transaction behind.
@@ -285,7 +285,7 @@ impl GroupFailure {
             drop(job.reply.send(Err(self.store_error("commit"))));
         }
         if let Some(chore) = group.chore {
-            chore.failed(self.store_error("run a chore"));
+            chore.fail(self.store_error("run a chore"));
         }
     }
 
@@ -350,10 +350,10 @@ fn checkpoint(connection: &Connection, mode: &str) {
 /// From one try for the write lock to the next: a fraction of the shortest commit.
 const LOCK_RETRY_AFTER: Duration = Duration::from_micros(500);
 
-/// How long the writer is idle before it moves the log into the file: longer than the gaps of steady traffic.
+/// Idle time after which the writer moves the log into the file: longer than the gaps of steady traffic.
 const IDLE_AFTER: Duration = Duration::from_millis(500);
 
-/// How often the size of the log is looked at.
+/// Interval between checks of the log's size.
 const LOG_LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// A group of fewer changes is not worth waiting for its callers.

@@ -14,7 +14,7 @@ use ibid::outbox::{
     WorkerBuilder, WorkerRound,
 };
 use ibid::outcome::{Begin, Outcome};
-use ibid::store::clock::{Clock, Hands};
+use ibid::store::clock::{Clock, ClockSetter};
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
 use ibid::transaction::Database;
 use ibid::transaction::rusqlite::{Rusqlite, RusqliteTx};
@@ -49,7 +49,7 @@ pub(super) use effects_sql;
 pub(super) struct World {
     pub(super) ibid: Ibid,
     clock: Clock,
-    hands: Hands,
+    hands: ClockSetter,
     directory: Arc<TempDir>,
 }
 
@@ -67,7 +67,7 @@ impl World {
         World::open(self.directory.clone(), self.clock.clone(), self.hands.clone()).await
     }
 
-    async fn open(directory: Arc<TempDir>, clock: Clock, hands: Hands) -> World {
+    async fn open(directory: Arc<TempDir>, clock: Clock, hands: ClockSetter) -> World {
         let busy_timeout = Duration::from_secs(30);
         let options = SqliteOptions::default().with(|options| {
             options.clock = clock.clone();

@@ -3,7 +3,7 @@
 -- Each kind has a bounded scan, so effects of other kinds cost nothing; blocked effects are not in the index. Of the
 -- due effects of all kinds, the oldest are claimed. A claim that counts ($5) is a try, and the first sets the instant of the
 -- first call. Effects that another worker is claiming or ending are skipped. A worker that falls silent with claimed rows locked
--- is cut off after their lease, because looks would skip them for ever. With $8 the session's commit waits for the
+-- is cut off after their lease, because looks would skip them as long as it holds the locks. With $8 the session's commit waits for the
 -- disk, and for synchronous standbys: after a claim that was lost, the call would be made again.
 with t as materialized (
        select coalesce($1::int8, (extract(epoch from statement_timestamp()) * 1000000)::int8) as now,

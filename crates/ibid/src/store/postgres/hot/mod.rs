@@ -29,7 +29,7 @@ pub use self::queue::BatchCounts;
 pub(super) use self::queue::LockWait;
 pub(super) use self::row_location::RowLocations;
 
-/// Hands changes to the lanes and plain workers of a store, which end when it is dropped.
+/// ClockSetter changes to the lanes and plain workers of a store, which end when it is dropped.
 #[derive(Debug)]
 pub(super) struct CommitQueue(Arc<Shared>);
 

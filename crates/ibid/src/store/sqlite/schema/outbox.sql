@@ -11,7 +11,7 @@ create table ibid_effect (
   created_at integer not null,      -- set by enqueue
   called_at integer,                -- first call; set by the claim for it, cleared when it is certain that none was made
   ended_at integer,                 -- end of the last call; set while its outcome is unknown, cleared afterwards
-  done_at integer,                  -- set when it is done or discarded, for good; null: the effect is open
+  done_at integer,                  -- set when it is done or discarded, permanently; null: the effect is open
   count integer not null,           -- writes so far, 1 at enqueue
   tries integer not null,           -- claims and verifications since enqueue or since an operator's retry
   state integer not null,           -- code of the state; the machine decides it

@@ -1,5 +1,5 @@
--- Rows in the reaper's index by ?1, after the place (?2, ?3), oldest first, and whether they go. A record is passed over while an
--- effect of its own is open, because its response and its downstream keys are still needed, and while it is a dead letter.
+-- Rows in the reaper's index by ?1, after the position (?2, ?3), oldest first, and whether they go. A record is skipped while one of
+-- its effects is open, because its response and its downstream keys are still needed, and while it is a dead letter.
 select r.row, r.reap_at, r.purge_at <= ?1
 from ibid_record r indexed by ibid_record_reap
 where r.reap_at is not null and r.reap_at <= ?1 and r.reap_at >= ?2 and (r.reap_at > ?2 or r.row > ?3)

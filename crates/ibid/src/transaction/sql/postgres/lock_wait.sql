@@ -1,5 +1,5 @@
--- Wait for locks no longer than $1 from here on, to the end of the transaction; how long it was before. A caller that
--- falls silent with its reservation in hand is cut off after $2 ms: nobody could take over what was never committed.
+-- Limits waits for locks to $1, to the end of the transaction. Returns the limit before. The server ends a session that is
+-- idle for $2 ms with its reservation uncommitted: no other attempt could take over a record that is not committed.
 with was as materialized (select current_setting('lock_timeout') as setting)
 select was.setting from was
 where set_config('lock_timeout', $1, true) is not null

@@ -7,7 +7,9 @@ use super::*;
 
 /// Makes every read of the history sleep for a minute.
 const SLEEPY_HISTORY: &str = "alter table ibid_event rename to ibid_event_rows;
-     create view ibid_event as select e.* from pg_sleep(60) s left join ibid_event_rows e on true";
+     create function sleepy() returns setof ibid_event_rows language plpgsql as
+       $$ begin perform pg_sleep(60); return; end $$;
+     create view ibid_event as select * from sleepy()";
 
 const SLEEPING: &str =
     "select count(*) from pg_stat_activity where wait_event = 'PgSleep' and application_name = 'ibid'";

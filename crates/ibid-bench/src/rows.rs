@@ -12,7 +12,7 @@ use ibid_core::policy::Policy;
 use ibid_core::record::State;
 use ibid_core::scope::{RecordId, ScopeRule};
 use rusqlite::types::Value;
-use rusqlite::{CachedStatement, Connection, params};
+use rusqlite::{CachedStatement, Connection, params_from_iter};
 use tokio::runtime::Runtime;
 
 use crate::{Failed, payment};
@@ -27,7 +27,7 @@ pub(crate) fn open(path: &Path, runtime: &Runtime) -> Result<(Connection, Templa
         connection.pragma_update(None, name, value)?;
     }
     // The same values as in the store's `open.rs`.
-    connection.pragma_update(None, "cache_size", -(32 << 10))?;
+    connection.pragma_update(None, "cache_size", -(4 << 10))?;
     connection.pragma_update(None, "wal_autocheckpoint", 16_384)?;
     connection.set_db_config(rusqlite::config::DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     connection.pragma_update_and_check(None, "journal_size_limit", 64 << 20, |_| Ok(()))?;
@@ -54,14 +54,16 @@ pub(crate) struct Template {
     flags: i64,
     fingerprint: Value,
     note: Value,
-    answer: Value,
+    status: Value,
+    lines: Value,
+    body: Value,
 }
 
 impl Template {
     fn read(connection: &Connection) -> Result<Template, Failed> {
         let id = RecordId::of(&payment::identity("template")?, ScopeRule::Operation);
-        let sql = "select r.policy, r.lease_us, r.flags, r.fingerprint, r.note, b.data
-                   from ibid_record r join ibid_body b on b.slot = r.row * 131072 + 1 where r.id = ?1";
+        let sql = "select r.policy, p.lease_us, r.flags, r.fingerprint, r.note, r.status, r.lines, r.body
+                   from ibid_record r join ibid_policy p on p.id = r.policy where r.id = ?1";
         let template = connection.query_row(sql, [id.as_bytes()], |row| {
             Ok(Template {
                 policy: row.get(0)?,
@@ -69,7 +71,9 @@ impl Template {
                 flags: row.get(2)?,
                 fingerprint: row.get(3)?,
                 note: row.get(4)?,
-                answer: row.get(5)?,
+                status: row.get(5)?,
+                lines: row.get(6)?,
+                body: row.get(7)?,
             })
         })?;
         Ok(template)
@@ -80,110 +84,123 @@ impl Template {
 pub(crate) struct Rows<'c> {
     insert: CachedStatement<'c>,
     update: CachedStatement<'c>,
-    put_body: CachedStatement<'c>,
     template: &'c Template,
 }
 
 impl<'c> Rows<'c> {
     pub(crate) fn new(connection: &'c Connection, template: &'c Template) -> Result<Rows<'c>, Failed> {
-        Ok(Rows {
-            insert: connection
-                .prepare_cached(include_str!("../../ibid/src/store/sqlite/sql/commit_insert.sql"))?,
-            update: connection
-                .prepare_cached(include_str!("../../ibid/src/store/sqlite/sql/commit_update.sql"))?,
-            put_body: connection
-                .prepare_cached(include_str!("../../ibid/src/store/sqlite/sql/body_put.sql"))?,
-            template,
-        })
+        let insert = include_str!("../../ibid/src/record_sql/sqlite/insert.sql");
+        let update = include_str!("../../ibid/src/record_sql/sqlite/update.sql");
+        let (insert, update) = (connection.prepare_cached(insert)?, connection.prepare_cached(update)?);
+        Ok(Rows { insert, update, template })
     }
 
     /// Writes the begin of a key.
     pub(crate) fn begin(&mut self, row: &Row, now: i64) -> Result<(), Failed> {
-        let due = now + self.template.lease_us;
-        self.put(row, now, State::InProgress, [None, Some(due), None])
+        let values = RowValues {
+            count: 1,
+            nonce: row.nonce,
+            state: State::InProgress,
+            instants: [SET, SET, KEEP],
+            due_in: Some(self.template.lease_us),
+            kept_for: None,
+        };
+        write(&mut self.insert, self.template, row, &values, now, None)
     }
 
     /// Writes the finish of a key that was begun.
     pub(crate) fn finish(&mut self, row: &Row, now: i64) -> Result<(), Failed> {
-        let (template, gone) = (self.template, now + DAY_US);
-        let (none, keep, mark) = (None::<i64>, 0, 1);
-        let rows = self.update.execute(params![
-            row.id.as_bytes(),
-            1,
-            row.nonce,
-            none,
-            2,
-            row.nonce ^ 1,
-            row.nonce,
-            row.nonce,
-            1,
-            template.lease_us,
-            State::Completed.code(),
-            template.flags,
-            template.policy,
-            0,
-            now,
-            keep,
-            keep,
-            mark,
-            none,
-            gone,
-            gone,
-            template.fingerprint,
-            payment::METHOD,
-            payment::PATH,
-            template.note,
-            "-",
-            row.key,
-        ])?;
-        if rows != 1 {
-            return Err("a finish found no begin".into());
-        }
-        self.put_answer(row)
+        let values = RowValues {
+            count: 2,
+            nonce: row.nonce ^ 1,
+            state: State::Completed,
+            instants: [KEEP, KEEP, SET],
+            due_in: None,
+            kept_for: Some(DAY_US),
+        };
+        write(&mut self.update, self.template, row, &values, now, Some(row.nonce))
     }
 
     /// Writes a completed key at once, to fill a store without measuring it.
     pub(crate) fn write_completed(&mut self, row: &Row, now: i64) -> Result<(), Failed> {
-        self.put(row, now, State::Completed, [Some(now), None, Some(now + DAY_US)])?;
-        self.put_answer(row)
-    }
-
-    fn put(&mut self, row: &Row, now: i64, state: State, instants: [Option<i64>; 3]) -> Result<(), Failed> {
-        let [completed, due, gone] = instants;
-        let template = self.template;
-        self.insert.execute(params![
-            row.id.as_bytes(),
-            1,
-            row.nonce,
-            row.nonce,
-            row.nonce,
-            1,
-            template.lease_us,
-            state.code(),
-            template.flags,
-            template.policy,
-            0,
-            now,
-            now,
-            completed,
-            due,
-            gone,
-            gone,
-            template.fingerprint,
-            "-",
-            payment::METHOD,
-            payment::PATH,
-            row.key,
-            template.note,
-        ])?;
-        Ok(())
-    }
-
-    fn put_answer(&mut self, row: &Row) -> Result<(), Failed> {
-        self.put_body.execute(params![row.id.as_bytes(), 1, row.nonce, self.template.answer])?;
-        Ok(())
+        let values = RowValues {
+            count: 1,
+            nonce: row.nonce,
+            state: State::Completed,
+            instants: [SET, SET, SET],
+            due_in: None,
+            kept_for: Some(DAY_US),
+        };
+        write(&mut self.insert, self.template, row, &values, now, None)
     }
 }
+
+/// Values that differ between a begin and a finish.
+struct RowValues {
+    count: i64,
+    nonce: i64,
+    state: State,
+    /// Changes to the instants created, ran and completed.
+    instants: [i64; 3],
+    due_in: Option<i64>,
+    kept_for: Option<i64>,
+}
+
+/// Runs a statement with the parameters of `RecordColumns::params`, and those behind them.
+fn write(
+    statement: &mut CachedStatement<'_>,
+    template: &Template,
+    row: &Row,
+    values: &RowValues,
+    now: i64,
+    expected: Option<i64>,
+) -> Result<(), Failed> {
+    let has_response = values.state == State::Completed;
+    let response = |value: &Value| if has_response { value.clone() } else { Value::Null };
+    let [created, ran, completed] = values.instants;
+    let mut params: Vec<Value> = vec![
+        row.id.as_bytes().to_vec().into(),
+        values.count.into(),
+        values.nonce.into(),
+        row.nonce.into(),
+        Value::Null,
+        Value::Null,
+        i64::from(values.state.code()).into(),
+        template.flags.into(),
+        template.policy.into(),
+        Value::Null,
+        created.into(),
+        ran.into(),
+        completed.into(),
+        values.due_in.into(),
+        values.kept_for.into(),
+        values.kept_for.into(),
+        DAY_US.into(),
+        template.fingerprint.clone(),
+        "-".to_owned().into(),
+        payment::METHOD.to_owned().into(),
+        payment::PATH.to_owned().into(),
+        row.key.clone().into(),
+        template.note.clone(),
+        response(&template.status),
+        i64::from(has_response).into(),
+        response(&template.lines),
+        response(&template.body),
+        now.into(),
+        true.into(),
+    ];
+    if let Some(nonce) = expected {
+        params.extend([1_i64.into(), nonce.into(), false.into()]);
+    }
+    if statement.query(params_from_iter(params))?.next()?.is_none() {
+        return Err("a key is there already, or a finish found no begin".into());
+    }
+    Ok(())
+}
+
+/// Codes of an instant that stays, and of one that becomes the present.
+const KEEP: i64 = 0;
+const SET: i64 = 1;
 
 /// One record to write.
 pub(crate) struct Row {

@@ -18,7 +18,8 @@ use tokio::task::JoinSet;
 use crate::{Failed, StoreArgs, payment};
 
 pub(crate) async fn run(args: &StoreArgs) -> Result<(), Failed> {
-    let ibid = payment::engine(open(&args.store).await?).await?;
+    let (store, counts) = open(&args.store).await?;
+    let ibid = payment::engine(store).await?;
     let (took, per_second) = measure(&ibid, args.callers.get(), Duration::from_secs(args.seconds)).await?;
     let figures = json!({
         "what": "store",
@@ -28,6 +29,8 @@ pub(crate) async fn run(args: &StoreArgs) -> Result<(), Failed> {
         "keys_per_second": per_second.round(),
         "p50": took.value_at_quantile(0.5),
         "p99": took.value_at_quantile(0.99),
+        "commits": counts().0,
+        "mean_batch": mean(counts()),
     });
     if !args.json {
         eprintln!("{} callers, {} keys; p50 and p99 are microseconds", args.callers, took.len());
@@ -78,16 +81,30 @@ async fn call(ibid: Ibid, policy: Arc<Policy>, prefix: String, until: Instant) -
     Ok(took)
 }
 
+/// Returns how many transactions a store has committed, and how many changes were in them.
+type Counts = Box<dyn Fn() -> (u64, u64)>;
+
+/// Returns the mean number of changes in a transaction, with one digit.
+fn mean((commits, changes): (u64, u64)) -> f64 {
+    (changes as f64 / commits.max(1) as f64 * 10.0).round() / 10.0
+}
+
 /// Opens the store that a URL names.
-async fn open(url: &str) -> Result<Arc<dyn Store>, Failed> {
+async fn open(url: &str) -> Result<(Arc<dyn Store>, Counts), Failed> {
     match url.split_once(':') {
         Some(("sqlite", path)) if !path.is_empty() => {
-            Ok(Arc::new(SqliteStore::open(Path::new(path), SqliteOptions::default())?))
+            let store = Arc::new(SqliteStore::open(Path::new(path), SqliteOptions::default())?);
+            let counted = store.clone();
+            let counts = move || (counted.commit_counts().commits, counted.commit_counts().changes);
+            Ok((store, Box::new(counts)))
         }
         Some(("postgres" | "postgresql", _)) => {
-            Ok(Arc::new(PostgresStore::open(url, PostgresOptions::default()).await?))
+            let store = Arc::new(PostgresStore::open(url, PostgresOptions::default()).await?);
+            let counted = store.clone();
+            let counts = move || (counted.batch_counts().batches, counted.batch_counts().changes);
+            Ok((store, Box::new(counts)))
         }
-        Some(("memory", "")) => Ok(Arc::new(MemoryStore::new(Clock::system()))),
+        Some(("memory", "")) => Ok((Arc::new(MemoryStore::new(Clock::system())), Box::new(|| (0, 0)))),
         _ => Err("the store is neither `sqlite:PATH` nor `postgres://…` nor `memory:`".into()),
     }
 }

@@ -487,7 +487,7 @@ async fn every_query_of_the_hot_paths_goes_by_an_index() {
         (include_str!("../../src/store/sqlite/sql/list_rows.sql"), "PRIMARY KEY"),
         (include_str!("../../src/store/sqlite/sql/order_watch.sql"), "PRIMARY KEY"),
         (include_str!("../../src/store/sqlite/sql/reap_range.sql"), "ibid_reap_range_at"),
-        (include_str!("../../src/store/sqlite/sql/reap_range_rows.sql"), "PRIMARY KEY"),
+        (include_str!("../../src/store/sqlite/sql/reap_range_left.sql"), "PRIMARY KEY"),
         (include_str!("../../src/store/sqlite/sql/reap_pick.sql"), "ibid_record_reap"),
         (include_str!("../../src/store/sqlite/sql/reap_pick.sql"), "sqlite_autoindex_ibid_effect_call_1"),
         (include_str!("../../src/store/sqlite/sql/ripe_index.sql"), "ibid_record_reap"),

@@ -7,22 +7,27 @@
 
 use rusqlite::{Connection, params};
 
-/// Orders the next `limit` rows. Returns whether all rows are ordered now.
-pub(super) fn order_rows(connection: &Connection, limit: u32) -> rusqlite::Result<bool> {
+/// Orders some thousand new rows. Returns whether all rows are ordered now.
+pub(super) fn order_rows(connection: &Connection) -> rusqlite::Result<bool> {
+    for _ in 0..RANGES_MAX {
+        if order_range(connection)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Orders the rows of one range. Returns whether it was the last.
+fn order_range(connection: &Connection) -> rusqlite::Result<bool> {
     let (up_to, last) = place(connection)?;
     if up_to >= last {
         return Ok(true);
     }
     let mut look = connection.prepare_cached(include_str!("sql/order_look.sql"))?;
-    let (last, count, new, at, to_reap) = look.query_row(params![up_to, limit], |row| {
-        let last: Option<i64> = row.get(0)?;
-        Ok((
-            last,
-            row.get::<_, u32>(1)?,
-            row.get::<_, f64>(2)?,
-            row.get::<_, Option<i64>>(3)?,
-            row.get::<_, i64>(4)?,
-        ))
+    let (last, count, new, at, to_reap) = look.query_row(params![up_to, RANGE_ROWS], |row| {
+        let (last, count, new): (Option<i64>, u32, f64) = (row.get(0)?, row.get(1)?, row.get(2)?);
+        let (at, to_reap): (Option<i64>, i64) = (row.get(3)?, row.get(4)?);
+        Ok((last, count, new, at, to_reap))
     })?;
     let Some(last) = last else { return Ok(true) };
     if new > 0.0 {
@@ -33,7 +38,7 @@ pub(super) fn order_rows(connection: &Connection, limit: u32) -> rusqlite::Resul
         add.execute([up_to + 1, last, at, to_reap])?;
     }
     connection.prepare_cached(include_str!("sql/order_set.sql"))?.execute([last])?;
-    Ok(count < limit)
+    Ok(count < RANGE_ROWS)
 }
 
 /// Returns whether rows wait to be ordered, without the write lock.
@@ -51,5 +56,8 @@ fn place(connection: &Connection) -> rusqlite::Result<(i64, i64)> {
     place.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))
 }
 
-/// Rows that are ordered in one transaction, and the length of a range: a millisecond or two.
-pub(super) const ORDER_STEP: u32 = 4096;
+/// Rows of one range. The reaper reads a whole range to find the oldest of its rows, so it should be about one step of it.
+const RANGE_ROWS: u32 = 1024;
+
+/// Ranges that are ordered in one transaction: some milliseconds.
+const RANGES_MAX: u32 = 8;

@@ -90,7 +90,8 @@ async fn the_reaper_removes_only_the_bodies_of_reaped_records() {
         other => panic!("a fresh name is free: {other:?}"),
     };
     let records: Vec<Arc<Record>> = begins.iter().map(record).collect();
-    assert_eq!(server.sql(&database, "select count(distinct created_at) from ibid_record"), "1");
+    let instants = server.sql(&database, "select count(distinct created_at) from ibid_record");
+    assert!(instants.parse::<u32>().expect("a number") < 20, "some begin at the same instant: {instants}");
     commit_all(&*store, records.iter().map(|record| finish(record)).collect()).await;
     pass(&server, &database, SECOND);
     assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 10);

@@ -123,7 +123,7 @@ async fn a_record_that_changes_under_the_reaper_is_left_alone() {
         let hold = format!(
             "{}; {};
              insert into ibid_effect_call (birth, owes, letter, record, name, downstream_key, rules)
-             values (1, false, false, '\\x{}', 'mail', 'd', '{{}}');
+             values (1, false, false, '{}', 'mail', 'd', '{{}}');
              insert into ibid_effect (seq, nonce, lease_us, created_at, count, tries, state, blocked, dead_letter, tenant, kind)
              select seq, 1, 0, 0, 1, 0, 1, false, false, 'shop', 'http' from ibid_effect_call;
              create function hold() returns boolean language plpgsql set lock_timeout = 0 as

@@ -1,6 +1,6 @@
 //! The database of a benchmark: a temporary one, or one that a URL names.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
@@ -67,14 +67,10 @@ impl Database {
         }
     }
 
-    /// Returns the bytes on disk: the file and its WAL, or ibid's tables with their indexes.
+    /// Returns the bytes of the file once its WAL is written back, or of ibid's tables with their indexes.
     pub(crate) async fn bytes(&self) -> Result<u64, Failed> {
         match self {
-            Database::Sqlite { path, .. } => {
-                let wal = path.with_extension("db-wal");
-                let size = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
-                Ok(size(path) + size(&wal))
-            }
+            Database::Sqlite { .. } => self.number(FILE_BYTES).await,
             Database::Postgres { .. } => self.number(TABLE_BYTES).await,
         }
     }
@@ -131,6 +127,8 @@ async fn connect(url: &str) -> Result<Box<Client>, Failed> {
     tokio::spawn(connection);
     Ok(Box::new(client))
 }
+
+const FILE_BYTES: &str = "select page_count * page_size from pragma_page_count, pragma_page_size";
 
 const TABLE_BYTES: &str = "select coalesce(sum(pg_total_relation_size(c.oid)), 0)::int8
   from pg_class c where c.relkind = 'r' and c.relname like 'ibid\\_%'";

@@ -16,6 +16,7 @@ use ibid::transaction::sqlx_sqlite::SqlxSqlite;
 use ibid::transaction::{Database, TxError};
 use sqlx::SqliteConnection;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
+use uuid::Uuid;
 
 use crate::serve::Failure;
 
@@ -91,8 +92,8 @@ pub enum SqlValue<'a> {
     Text(Option<&'a str>),
     /// A 64-bit signed integer.
     Integer(i64),
-    /// A byte string, such as the id of a record.
-    Bytes(&'a [u8]),
+    /// The id of a record: `uuid` on PostgreSQL, a blob on SQLite.
+    Id(Uuid),
 }
 
 impl<'a> From<&'a str> for SqlValue<'a> {
@@ -120,7 +121,7 @@ macro_rules! statements_on {
                     query = match *value {
                         SqlValue::Text(text) => query.bind(text),
                         SqlValue::Integer(number) => query.bind(number),
-                        SqlValue::Bytes(bytes) => query.bind(bytes),
+                        SqlValue::Id(id) => query.bind(id),
                     };
                 }
                 Ok(query.execute(self).await?.rows_affected())

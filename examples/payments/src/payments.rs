@@ -44,7 +44,7 @@ pub(crate) async fn create<D: Backend>(
                 payment.customer_id.as_str().into(),
                 SqlValue::Integer(payment.amount_cents),
                 payment.currency.as_str().into(),
-                SqlValue::Bytes(record_id.as_bytes()),
+                SqlValue::Id(Uuid::from_bytes(*record_id.as_bytes())),
             ],
         )
         .await?;

@@ -117,7 +117,7 @@ async fn insert_ride<T: Statements + ?Sized>(
             ride.payment.currency.as_str().into(),
             ride.origin.as_str().into(),
             ride.destination.as_str().into(),
-            SqlValue::Bytes(record_id.as_bytes()),
+            SqlValue::Id(Uuid::from_bytes(*record_id.as_bytes())),
         ],
     )
     .await?;

@@ -42,7 +42,7 @@ async fn records_held_by_the_application_are_skipped(on: On) {
     let referenced = "create table payment (record KIND references ibid_record (id));
                 insert into payment select id from ibid_record where purge_at is not null order by purge_at limit 100";
     match world.setup.server() {
-        Some(server) => drop(server.sql(server.database(), &referenced.replace("KIND", "bytea"))),
+        Some(server) => drop(server.sql(server.database(), &referenced.replace("KIND", "uuid"))),
         None => {
             let file = rusqlite::Connection::open(world.setup.database()).expect("the file opens");
             file.execute_batch(&referenced.replace("KIND", "blob")).expect("payments");

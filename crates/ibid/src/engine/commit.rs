@@ -118,9 +118,10 @@ impl Engine {
             // If the record can't be read at all, the begin stays as it is, and lapses. A key that is retried every second
             // must not leave a task behind each time.
             if let Ok(known) = engine.load_until_done(ask.id, GiveUp::Soon).await {
-                engine
-                    .write_until_done(known, GiveUp::Late, |nonce| Event::GaveUp { ask: &ask, nonce })
-                    .await;
+                // The begin itself may still hold the row.
+                let lost_reply_until = Some(Instant::now() + LOST_REPLY_HOLDS_FOR);
+                let retry = Retry { lost_reply_until, ..Retry::new(GiveUp::Late) };
+                engine.write_with(retry, known, |nonce| Event::GaveUp { ask: &ask, nonce }).await;
             }
         });
     }
@@ -132,11 +133,19 @@ impl Engine {
     /// that the store rejects permanently ends early, by `give_up`.
     pub(crate) async fn write_until_done<'a>(
         &self,
-        mut known: Option<StoredRecord>,
+        known: Option<StoredRecord>,
         give_up: GiveUp,
         event: impl Fn(Nonce) -> Event<'a>,
     ) -> Settlement {
-        let mut retry = Retry::new(give_up);
+        self.write_with(Retry::new(give_up), known, event).await
+    }
+
+    async fn write_with<'a>(
+        &self,
+        mut retry: Retry,
+        mut known: Option<StoredRecord>,
+        event: impl Fn(Nonce) -> Event<'a>,
+    ) -> Settlement {
         loop {
             let now = known.as_ref().map_or(Timestamp::default(), |stored| stored.now);
             let event = event(self.nonces.draw());
@@ -178,15 +187,13 @@ impl Engine {
 
     /// Sends the same change with the same nonce for as long as its fate is unknown.
     async fn commit_until_done(&self, change: &Arc<Change>, retry: &mut Retry) -> Result<Commit, StoreError> {
-        // Instant until which a send without a reply may still hold the row.
-        let mut lost_reply_until = None;
         loop {
             let at = Instant::now();
             match self.store.commit(change.clone(), None).await {
                 // T1 (our first send) still commits on the server, over a connection that broke; T2 (this one) passes
                 // over the locked row. If T1 commits after we have left, our claim holds a record that nothing runs.
                 Ok(commit)
-                    if lost_reply_until.is_some_and(|until| at < until)
+                    if retry.lost_reply_until.is_some_and(|until| at < until)
                         && is_held_and_due(change, &commit) => {}
                 Ok(commit) => {
                     retry.rejections = 0;
@@ -196,7 +203,7 @@ impl Engine {
                 Err(error) => {
                     self.count_error(&error);
                     if !error.is_unwritten() {
-                        lost_reply_until = Some(Instant::now() + LOST_REPLY_HOLDS_FOR);
+                        retry.lost_reply_until = Some(Instant::now() + LOST_REPLY_HOLDS_FOR);
                     }
                     let (record, cause) = (change.id.short(), &error as &dyn std::error::Error);
                     if retry.gives_up(&error) {
@@ -273,11 +280,13 @@ struct Retry {
     give_up: GiveUp,
     /// Permanent rejections in a row.
     rejections: u32,
+    /// Instant until which a send without a reply may still hold the row.
+    lost_reply_until: Option<Instant>,
 }
 
 impl Retry {
     fn new(give_up: GiveUp) -> Retry {
-        Retry { backoff: Backoff::new(RETRY_MIN, RETRY_MAX), give_up, rejections: 0 }
+        Retry { backoff: Backoff::new(RETRY_MIN, RETRY_MAX), give_up, rejections: 0, lost_reply_until: None }
     }
 
     /// Counts an error. Returns whether the operation is to be abandoned.

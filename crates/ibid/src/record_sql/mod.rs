@@ -105,7 +105,8 @@ pub(crate) async fn apply(
         tx.execute(statement, &[id, birth, born_at, Param::I64(i64::from(kind)), Param::Bytes(data)]).await?;
     }
     for line in &change.history {
-        add_history(tx, &change.id, line, options.now).await?;
+        // The line has the instant of the write that it belongs to.
+        add_history(tx, &change.id, line, Some(now)).await?;
     }
     Ok(Some(Stamp { now }))
 }

@@ -89,6 +89,8 @@ fn stores_touch_only_their_own_tables() {
             let is_no_table = name.is_empty() || name.parse::<u32>().is_ok() || NO_TABLE.contains(&name);
             // The name of a common table expression in the statement, or a function.
             let is_part = text.contains(&format!("{name} as")) || text.contains(&format!("{name}("));
+            // effect.sql is the end of several statements, which name these parts.
+            let is_part = is_part || path.ends_with("effect.sql") && ["e", "t"].contains(&name);
             if !is_system && !is_no_table && !is_part {
                 assert!(name.starts_with("ibid_"), "{} touches `{name}`", path.display());
                 tables += 1;

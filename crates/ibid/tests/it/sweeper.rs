@@ -13,7 +13,7 @@ use ibid_core::change::{BodyKind, Change, Draft, HistoryKind, StoredBody};
 use ibid_core::machine::BeginRequest;
 use ibid_core::policy::{OnLapse, Policy};
 use ibid_core::record::{Record, State};
-use ibid_core::store::BoxFuture;
+use ibid_core::store::{BoxFuture, Store};
 use ibid_testkit::contract::{TestRecord, draft, insert, load, put, replace};
 use ibid_testkit::faults::{FaultyStore, StoreFault};
 

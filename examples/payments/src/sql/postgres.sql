@@ -7,7 +7,7 @@ create table if not exists payment (
     currency     text   not null,
     status       text   not null default 'pending' check (status in ('pending', 'succeeded', 'failed')),
     charge_id    text,
-    record_id    bytea references ibid_record (id) on delete set null,
+    record_id    uuid references ibid_record (id) on delete set null,
     created_at   bigint not null default (extract(epoch from statement_timestamp()) * 1000)::bigint
 );
 create index if not exists payment_by_customer on payment (account, customer_id, id);
@@ -26,7 +26,7 @@ create table if not exists ride (
     status       text   not null default 'pending' check (status in ('pending', 'succeeded', 'failed')),
     charge_id    text,
     receipt_id   text,
-    record_id    bytea references ibid_record (id) on delete set null,
+    record_id    uuid references ibid_record (id) on delete set null,
     created_at   bigint not null default (extract(epoch from statement_timestamp()) * 1000)::bigint
 );
 create index if not exists ride_by_record on ride (record_id) where record_id is not null;

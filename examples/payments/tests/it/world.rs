@@ -125,7 +125,7 @@ impl World {
         // leases lapse by time.
         let lapse = match &self.database {
             TestDatabase::Sqlite(_) => {
-                "update ibid_record set due_at = 1 where state = 2;
+                "update ibid_record set due_at = 1, watch_at = 1 where state = 2;
                  update ibid_effect set due_at = 1 where state = 2"
             }
             TestDatabase::Postgres(_) | TestDatabase::OnServer(..) => {

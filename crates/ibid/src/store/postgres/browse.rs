@@ -104,7 +104,8 @@ impl StoreCore {
         let created_before = filter.created_before.map(Timestamp::as_micros);
         // An age beyond all time fits nothing, and the difference must not overflow in the server.
         let age = filter.older_than.map(|age| i64::try_from(age.as_micros()).unwrap_or(AGE_MAX).min(AGE_MAX));
-        let limit = i64::from(filter.limit);
+        // One too many tells that there is a next page.
+        let limit = i64::from(filter.limit) + 1;
         let params: [Param<'_>; 14] = [
             (&low, Type::UUID),
             (&high, Type::UUID),
@@ -126,7 +127,7 @@ impl StoreCore {
         let learnt = self.policies.learn(reader.connection(), row::policies_of(&rows)).await;
         learnt.map_err(|error| store_error(OP, error))?;
         let next = next_position(OP, &rows, filter.limit)?;
-        Ok(Page { items: self.read_rows_of(OP, &rows), next })
+        Ok(Page { items: self.read_rows_of(OP, &rows, filter.limit), next })
     }
 
     async fn count_records(&self) -> Result<RecordCounts, StoreError> {

@@ -117,11 +117,7 @@ impl Connection {
     }
 
     /// Runs a statement, prepared if this connection prepares statements.
-    pub(super) async fn query_prepared(
-        &self,
-        sql: &'static str,
-        params: &[Param<'_>],
-    ) -> Result<Vec<Row>, Error> {
+    async fn query_prepared(&self, sql: &'static str, params: &[Param<'_>]) -> Result<Vec<Row>, Error> {
         match self.prepared(sql, params).await? {
             None => self.query_once(sql, params).await,
             Some(statement) => {

@@ -62,7 +62,8 @@ impl EvidenceStore for StoreCore {
     ) -> BoxFuture<'_, Result<Page<StoredEvidence>, StoreError>> {
         const OP: &str = "find evidence";
         Box::pin(async move {
-            let (after, most) = (after.and_then(|cursor| cursor.as_i64()).unwrap_or(0), i64::from(limit));
+            // One too many tells that there is a next page.
+            let (after, most) = (after.and_then(|cursor| cursor.as_i64()).unwrap_or(0), i64::from(limit) + 1);
             let rows = match which {
                 EvidenceQuery::Of(id) => {
                     let params: [Param<'_>; 3] =

@@ -158,7 +158,7 @@ impl StoreCore {
             Expect::Absent | Expect::Anything => None,
             // The write names this version, so what is read here is what it replaces.
             Expect::Version(version) | Expect::Due(version) => {
-                match self.load_on(connection, change.id).await? {
+                match self.load_within(connection, change.id).await? {
                     Ok(Some(stored)) if stored.record.version == version => Some(stored.record),
                     _ => return Ok(Tried::Missed),
                 }
@@ -194,10 +194,11 @@ impl StoreCore {
                 return Ok(None);
             }
         }
+        let now = read::now(connection).await?;
         for line in &change.history {
-            record_sql::add_history(&mut tx, &change.id, line, None).await?;
+            record_sql::add_history(&mut tx, &change.id, line, Some(now)).await?;
         }
-        Ok(Some(Stamp { now: read::now(connection).await? }))
+        Ok(Some(Stamp { now }))
     }
 }
 

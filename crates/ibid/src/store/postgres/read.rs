@@ -23,16 +23,34 @@ impl StoreCore {
         loaded.map_err(|reason| StoreError::lasting(KIND, OP, reason))
     }
 
-    /// Loads one record on a connection, inside its transaction if one is open.
+    /// Loads one record in its own transaction.
     pub(super) async fn load_on(
         &self,
         connection: &Connection,
         id: RecordId,
     ) -> Result<Result<Option<StoredRecord>, UnreadableRow>, Error> {
-        let (id, now) = (&id.as_bytes()[..], None::<i64>);
-        let params: [Param<'_>; 2] = [(&id, Type::BYTEA), (&now, Type::INT8)];
-        let rows = connection.query_prepared(LOAD, &params).await?;
-        self.policies.learn(connection, row::policies_of(&rows)).await?;
+        let id = &id.as_bytes()[..];
+        let [rows] = connection.transaction(OPEN_HOT, [(LOAD, &[(&id, Type::BYTEA), NO_INSTANT])]).await?;
+        self.read_one(connection, &rows).await
+    }
+
+    /// Loads one record in the transaction that is open.
+    pub(super) async fn load_within(
+        &self,
+        connection: &Connection,
+        id: RecordId,
+    ) -> Result<Result<Option<StoredRecord>, UnreadableRow>, Error> {
+        let id = &id.as_bytes()[..];
+        let rows = connection.query_once(LOAD, &[(&id, Type::BYTEA), NO_INSTANT]).await?;
+        self.read_one(connection, &rows).await
+    }
+
+    async fn read_one(
+        &self,
+        connection: &Connection,
+        rows: &[Row],
+    ) -> Result<Result<Option<StoredRecord>, UnreadableRow>, Error> {
+        self.policies.learn(connection, row::policies_of(rows)).await?;
         Ok(rows.first().map(|row| row::stored(&self.policies, row)).transpose())
     }
 
@@ -65,7 +83,8 @@ impl StoreCore {
         limit: u32,
     ) -> Result<Page<StoredRecord>, StoreError> {
         const OP: &str = "find due records";
-        let (code, most) = (i64::from(state.code()), i64::from(limit));
+        // One too many tells that there is a next page.
+        let (code, most) = (i64::from(state.code()), i64::from(limit) + 1);
         let mut from = after.map_or(Ok(DuePosition::START), |cursor| DuePosition::parse(OP, &cursor))?;
         for _ in 0..UNREADABLE_PAGES_MAX {
             let (at, id) = (from.at, SqlId(from.id));
@@ -75,7 +94,8 @@ impl StoreCore {
             let failed = |error| store_error(OP, error);
             let [rows] = connection.transaction(OPEN_HOT, [(DUE, &params)]).await.map_err(failed)?;
             self.policies.learn(&connection, row::policies_of(&rows)).await.map_err(failed)?;
-            let page = Page { items: self.read_rows_of(OP, &rows), next: next_position(OP, &rows, limit)? };
+            let next = next_position(OP, &rows, limit)?;
+            let page = Page { items: self.read_rows_of(OP, &rows, limit), next };
             match page.next.as_ref() {
                 // All of them are unreadable: they must not hide those behind them.
                 Some(next) if page.items.is_empty() => from = DuePosition::parse(OP, next)?,
@@ -85,8 +105,9 @@ impl StoreCore {
         Ok(Page { items: Vec::new(), next: Some(from.cursor()) })
     }
 
-    /// Reads the records that can be read, and logs that others cannot.
-    pub(super) fn read_rows_of(&self, op: &'static str, rows: &[Row]) -> Vec<StoredRecord> {
+    /// Reads the records of the first `limit` rows that can be read, and logs that others cannot.
+    pub(super) fn read_rows_of(&self, op: &'static str, rows: &[Row], limit: u32) -> Vec<StoredRecord> {
+        let rows = &rows[..rows.len().min(limit as usize)];
         let (records, unreadable) = row::readable(&self.policies, rows);
         if let Some((record, reason)) = unreadable {
             let count = rows.len() - records.len();
@@ -225,14 +246,15 @@ impl DuePosition {
     }
 }
 
-/// Returns the position behind the last row of a full page. The column behind `now` is the position's instant.
+/// Returns the position behind the first `limit` rows, if there are more. The column behind `now` is the position's instant.
 pub(super) fn next_position(
     op: &'static str,
     rows: &[Row],
     limit: u32,
 ) -> Result<Option<Cursor>, StoreError> {
-    let is_full = rows.len() >= limit as usize;
-    let Some(last) = rows.last().filter(|_| is_full) else { return Ok(None) };
+    let limit = limit as usize;
+    let has_more = rows.len() > limit;
+    let Some(last) = rows[..rows.len().min(limit)].last().filter(|_| has_more) else { return Ok(None) };
     let SqlId(id) = get(op, last, 0)?;
     Ok(Some(DuePosition { at: get(op, last, row::NOW + 1)?, id }.cursor()))
 }
@@ -254,6 +276,9 @@ pub(super) fn get<'r, T: FromSql<'r>>(
 }
 
 const LOAD: &str = include_str!("../../record_sql/postgres/load.sql");
+
+/// The server's own clock.
+const NO_INSTANT: Param<'static> = (&None::<i64>, Type::INT8);
 const DUE: &str = include_str!("sql/due.sql");
 
 /// Pages of unreadable records that are passed over at once; the next call continues behind them.

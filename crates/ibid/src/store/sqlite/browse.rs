@@ -14,7 +14,7 @@ use ibid_core::store::{
 use ibid_core::time::Timestamp;
 use rusqlite::{OptionalExtension, params};
 
-use super::reader::{Placed, Reader, View, cursor_of, place_of};
+use super::reader::{ROWS_MAX, Reader, Scan, View, cursor_of, place_cursor, place_of};
 use super::{NAME, SqliteStore, reap};
 
 impl BrowseStore for SqliteStore {
@@ -73,52 +73,40 @@ fn list(reader: &mut Reader, filter: &RecordFilter) -> Result<Page<StoredRecord>
         return Ok(Page::default());
     }
     let is_open = filter.state.is_some_and(|state| state != State::Completed);
-    let found = match (&filter.prefix, filter.dead_letter, is_open) {
+    let scan = match (&filter.prefix, filter.dead_letter, is_open) {
         (Some(_), _, _) => reader.read(LIST, |view| view.list_ids(filter))?,
         (None, true, _) => reader.read(LIST, |view| view.list_dead_letters(filter))?,
         (None, false, true) => reader.read(LIST, |view| view.list_open(filter))?,
         (None, false, false) => return list_rows(reader, filter),
     };
-    let by_id = filter.prefix.is_some();
-    let page = Page::new(found, filter.limit, |(stored, (at, row))| match by_id {
-        true => Cursor(bytes::Bytes::copy_from_slice(stored.record.id.as_bytes())),
-        false => cursor_of(*at, *row),
-    });
-    Ok(Page { items: items(page.items), next: page.next })
+    Ok(scan.page(filter.limit))
 }
 
-/// Walks the table in the order of begin. Returns what it found when the time is over.
+/// Walks the table in the order of begin. Returns the matches so far when the time is over.
 fn list_rows(reader: &mut Reader, filter: &RecordFilter) -> Result<Page<StoredRecord>, StoreError> {
     let until = Instant::now() + LIST_FOR;
     let mut after = filter.after.as_ref().and_then(place_of).map_or(0, |(_, row)| row);
-    let mut found: Vec<Placed> = Vec::new();
-    let limit = filter.limit as usize;
+    let mut found = Vec::new();
     loop {
-        let (more, last) = reader.read(LIST, |view| view.list_piece(filter, after))?;
-        found.extend(more);
-        if found.len() > limit {
-            let page = Page::new(found, filter.limit, |(_, (at, row))| cursor_of(*at, *row));
-            return Ok(Page { items: items(page.items), next: page.next });
+        let (scan, last) = reader.read(LIST, |view| view.list_piece(filter, after))?;
+        found.extend(scan.into_iter().flat_map(|scan| scan.found));
+        let is_over = Instant::now() >= until;
+        if found.is_empty() && last.is_some() && is_over {
+            let advice = "no match within 2 s: add a state other than `completed`, `dead_letter` or the start of an \
+                          id, which have an index";
+            return Err(StoreError::lasting(NAME, LIST, advice));
         }
-        let Some(last) = last else { return Ok(Page { items: items(found), next: None }) };
-        after = last;
-        if Instant::now() >= until {
-            if found.is_empty() {
-                let advice = "no match within 2 s: add a state other than `completed`, `--dead-letters` or the start of an id, \
-                              which have an index";
-                return Err(StoreError::lasting(NAME, LIST, advice));
-            }
-            return Ok(Page { items: items(found), next: Some(cursor_of(0, after)) });
+        if found.len() > filter.limit as usize || last.is_none() || is_over {
+            let page = Page::new(found, filter.limit, |(_, cursor)| cursor.clone());
+            let items = page.items.into_iter().map(|(stored, _)| stored).collect();
+            return Ok(Page { items, next: page.next.or(last.map(|row| cursor_of(0, row))) });
         }
+        after = last.unwrap_or(after);
     }
 }
 
-fn items(found: Vec<Placed>) -> Vec<StoredRecord> {
-    found.into_iter().map(|(stored, _)| stored).collect()
-}
-
 impl View<'_> {
-    fn list_ids(&mut self, filter: &RecordFilter) -> rusqlite::Result<Vec<Placed>> {
+    fn list_ids(&mut self, filter: &RecordFilter) -> rusqlite::Result<Scan> {
         let all = (RecordId::from_bytes([0; RecordId::LEN]), RecordId::from_bytes([0xff; RecordId::LEN]));
         let (low, high) = filter.prefix.as_ref().map_or(all, |prefix| prefix.bounds());
         // Nothing sorts before the empty string of bytes.
@@ -127,12 +115,12 @@ impl View<'_> {
         self.fitting(include_str!("sql/list_ids.sql"), params, filter)
     }
 
-    fn list_dead_letters(&mut self, filter: &RecordFilter) -> rusqlite::Result<Vec<Placed>> {
+    fn list_dead_letters(&mut self, filter: &RecordFilter) -> rusqlite::Result<Scan> {
         let after = filter.after.as_ref().and_then(place_of).map_or(0, |(_, row)| row);
         self.fitting(include_str!("sql/list_dead_letters.sql"), params![after, ROWS_MAX], filter)
     }
 
-    fn list_open(&mut self, filter: &RecordFilter) -> rusqlite::Result<Vec<Placed>> {
+    fn list_open(&mut self, filter: &RecordFilter) -> rusqlite::Result<Scan> {
         let (at, row) = filter.after.as_ref().and_then(place_of).unwrap_or((i64::MIN, 0));
         let state = filter.state.map(State::code);
         self.fitting(include_str!("sql/list_open.sql"), params![state, at, row, ROWS_MAX], filter)
@@ -143,8 +131,8 @@ impl View<'_> {
         &mut self,
         filter: &RecordFilter,
         after: i64,
-    ) -> rusqlite::Result<(Vec<Placed>, Option<i64>)> {
-        let Some(last) = self.row_after(after)? else { return Ok((Vec::new(), None)) };
+    ) -> rusqlite::Result<(Option<Scan>, Option<i64>)> {
+        let Some(last) = self.row_after(after)? else { return Ok((None, None)) };
         let params = params![
             after,
             last,
@@ -156,7 +144,7 @@ impl View<'_> {
             filter.before(self.now).map(Timestamp::as_micros),
             ROWS_MAX
         ];
-        Ok((self.fitting(include_str!("sql/list_rows.sql"), params, filter)?, Some(last)))
+        Ok((Some(self.fitting(include_str!("sql/list_rows.sql"), params, filter)?), Some(last)))
     }
 
     fn fitting(
@@ -164,9 +152,13 @@ impl View<'_> {
         sql: &str,
         params: impl rusqlite::Params,
         filter: &RecordFilter,
-    ) -> rusqlite::Result<Vec<Placed>> {
-        let now = self.now;
-        self.placed(sql, params, filter.limit, |stored| filter.fits(&stored.record, now))
+    ) -> rusqlite::Result<Scan> {
+        let (now, by_id) = (self.now, filter.prefix.is_some());
+        let fits = |stored: &StoredRecord| filter.fits(&stored.record, now);
+        self.scan(sql, params, filter.limit, fits, |row| match by_id {
+            true => Ok(Cursor(row.get::<_, Vec<u8>>(0)?.into())),
+            false => place_cursor(row),
+        })
     }
 
     /// Returns the last of the next rows that one piece of a walk covers; `None`: there are none.
@@ -237,6 +229,3 @@ const LIST_FOR: Duration = Duration::from_secs(2);
 
 /// Rows of one piece of a walk: some milliseconds, so that no snapshot keeps the log from starting over.
 const PIECE_ROWS: u32 = 4096;
-
-/// Rows that one list through an index reads at most.
-const ROWS_MAX: i64 = 100_000;

@@ -7,6 +7,14 @@ use tokio::sync::oneshot::Sender;
 
 use super::failure::store_error;
 
+/// The transaction that a chore runs in.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ChoreContext {
+    pub(super) now: Timestamp,
+    /// Number of changes that share the transaction, and wait for the chore.
+    pub(super) changes: u32,
+}
+
 /// Work for the writer. It runs once, after the changes of its group, and its caller gets the reply after the commit.
 pub(super) trait Chore: Send {
     /// Returns whether the reply has to wait until the work is on disk. A step of the reaper need not: one that is lost is
@@ -14,7 +22,7 @@ pub(super) trait Chore: Send {
     fn must_last(&self) -> bool;
 
     /// Does the work inside the open transaction.
-    fn run(&mut self, connection: &Connection, now: Timestamp) -> rusqlite::Result<()>;
+    fn run(&mut self, connection: &Connection, context: ChoreContext) -> rusqlite::Result<()>;
 
     /// Tells the caller that the work is committed.
     fn done(self: Box<Self>);
@@ -34,15 +42,15 @@ pub(super) struct ChoreJob<T, W> {
 impl<T, W> Chore for ChoreJob<T, W>
 where
     T: Send,
-    W: FnOnce(&Connection, Timestamp) -> rusqlite::Result<T> + Send,
+    W: FnOnce(&Connection, ChoreContext) -> rusqlite::Result<T> + Send,
 {
     fn must_last(&self) -> bool {
         self.must_last
     }
 
-    fn run(&mut self, connection: &Connection, now: Timestamp) -> rusqlite::Result<()> {
+    fn run(&mut self, connection: &Connection, context: ChoreContext) -> rusqlite::Result<()> {
         if let Some(work) = self.work.take() {
-            self.outcome = Some(work(connection, now)?);
+            self.outcome = Some(work(connection, context)?);
         }
         Ok(())
     }

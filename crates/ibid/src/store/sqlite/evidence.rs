@@ -12,6 +12,7 @@ use ibid_core::store::{BoxFuture, Cursor, Page, StoreError};
 use ibid_core::time::Timestamp;
 use rusqlite::{Connection, Row, params};
 
+use super::chore::ChoreContext;
 use super::row::unreadable;
 use super::{NAME, SqliteStore};
 
@@ -26,7 +27,9 @@ impl EvidenceStore for SqliteStore {
             let Some(found) = evidence::encode_evidence(&evidence) else {
                 return Err(StoreError::lasting(NAME, OP, "it says nothing").unwritten());
             };
-            let add = move |connection: &Connection, now| add(connection, &evidence, &found, keep_for, now);
+            let add = move |connection: &Connection, context: ChoreContext| {
+                add(connection, &evidence, &found, keep_for, context.now)
+            };
             self.write_chore(OP, true, add).await
         })
     }
@@ -50,9 +53,9 @@ impl EvidenceStore for SqliteStore {
     }
 
     fn purge_evidence(&self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
-        let purge = move |connection: &Connection, now: Timestamp| {
+        let purge = move |connection: &Connection, context: ChoreContext| {
             let mut purge = connection.prepare_cached(include_str!("sql/evidence_purge.sql"))?;
-            purge.execute(params![now.as_micros(), limit]).map(|removed| removed as u64)
+            purge.execute(params![context.now.as_micros(), limit]).map(|removed| removed as u64)
         };
         Box::pin(self.write_chore("purge evidence", false, purge))
     }

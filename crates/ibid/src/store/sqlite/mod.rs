@@ -24,7 +24,7 @@ use ibid_core::time::Timestamp;
 use rusqlite::{Connection, params};
 use tokio::sync::oneshot;
 
-use self::chore::ChoreJob;
+use self::chore::{ChoreContext, ChoreJob};
 use self::queue::{CommitJob, Job, Queue, Refused, RenewJob, Serving};
 use self::reader::{Answering, Questions, Reader};
 use self::sql_side::PolicyNumbers;
@@ -230,7 +230,7 @@ impl SqliteStore {
         &self,
         op: &'static str,
         must_last: bool,
-        work: impl FnOnce(&Connection, Timestamp) -> rusqlite::Result<T> + Send + 'static,
+        work: impl FnOnce(&Connection, ChoreContext) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
         let job =
             |reply| Job::Chore(Box::new(ChoreJob { must_last, work: Some(work), outcome: None, reply }));
@@ -333,8 +333,9 @@ impl Store for SqliteStore {
         after: Option<Cursor>,
         limit: u32,
     ) -> BoxFuture<'_, Result<ReapStep, StoreError>> {
-        let step =
-            move |connection: &Connection, now| reap::step(connection, target, after.as_ref(), limit, now);
+        let step = move |connection: &Connection, context| {
+            reap::step(connection, target, after.as_ref(), limit, context)
+        };
         Box::pin(self.write_chore("reap", false, step))
     }
 

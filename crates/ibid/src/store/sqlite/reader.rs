@@ -14,7 +14,7 @@ use ibid_core::scope::RecordId;
 use ibid_core::store::{Cursor, Page, StoreError};
 use ibid_core::time::Timestamp;
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::failure::{spoils_connection, store_error};
 use super::policies::Policies;
@@ -145,8 +145,21 @@ pub(super) struct View<'c> {
     pub(super) now: Timestamp,
 }
 
-/// A record with its place in a list, so that the list can continue behind it.
-pub(super) type Placed = (StoredRecord, (i64, i64));
+/// Records that a scan found, each with the cursor behind it.
+pub(super) struct Scan {
+    pub(super) found: Vec<(StoredRecord, Cursor)>,
+    /// Where to continue, if the scan ended because it had read enough rows.
+    rest: Option<Cursor>,
+}
+
+impl Scan {
+    /// Returns a page of at most `limit` records.
+    pub(super) fn page(self, limit: u32) -> Page<StoredRecord> {
+        let page = Page::new(self.found, limit, |(_, cursor)| cursor.clone());
+        let items = page.items.into_iter().map(|(stored, _)| stored).collect();
+        Page { items, next: page.next.or(self.rest) }
+    }
+}
 
 impl View<'_> {
     pub(super) fn load(&mut self, id: RecordId) -> rusqlite::Result<Option<StoredRecord>> {
@@ -163,30 +176,32 @@ impl View<'_> {
         limit: u32,
     ) -> rusqlite::Result<Page<StoredRecord>> {
         let (at, after) = after.and_then(place_of).unwrap_or((i64::MIN, 0));
-        let params = params![state.code(), self.now.as_micros(), at, after, most(limit)];
-        let found = self.placed(include_str!("sql/due.sql"), params, limit, |_| true)?;
-        let page = Page::new(found, limit, |(_, (at, row))| cursor_of(*at, *row));
-        Ok(Page { items: page.items.into_iter().map(|(stored, _)| stored).collect(), next: page.next })
+        let params = params![state.code(), self.now.as_micros(), at, after, ROWS_MAX];
+        let scan = self.scan(include_str!("sql/due.sql"), params, limit, |_| true, place_cursor)?;
+        Ok(scan.page(limit))
     }
 
-    /// Returns the first `limit` records that can be read and that fit, and one more if there is one. A record that cannot be
-    /// read is logged and passed over, so that it does not hide those behind it.
-    pub(super) fn placed(
+    /// Reads rows until `limit` records fit, and one more. A record that cannot be read is logged and passed over, so that it
+    /// does not hide those behind it.
+    pub(super) fn scan(
         &mut self,
         sql: &str,
         params: impl rusqlite::Params,
         limit: u32,
         fits: impl Fn(&StoredRecord) -> bool,
-    ) -> rusqlite::Result<Vec<Placed>> {
+        cursor: impl Fn(&Row<'_>) -> rusqlite::Result<Cursor>,
+    ) -> rusqlite::Result<Scan> {
         let View { connection, policies, now } = self;
         let mut statement = connection.prepare_cached(sql)?;
         let mut rows = statement.query(params)?;
-        let (mut read, mut unread) = (Vec::new(), Vec::new());
-        while read.len() <= limit as usize
+        let (mut found, mut unread, mut last, mut count) = (Vec::new(), Vec::new(), None, 0);
+        while found.len() <= limit as usize
             && let Some(row) = rows.next()?
         {
+            count += 1;
+            last = Some(cursor(row)?);
             match row::stored(connection, policies, row, *now) {
-                Ok(stored) if fits(&stored) => read.push((stored, row::place(row)?)),
+                Ok(stored) if fits(&stored) => found.extend(last.clone().map(|cursor| (stored, cursor))),
                 Ok(_) => {}
                 Err(error) if row::is_unreadable(&error) => unread.push((row::short_id(row), error)),
                 Err(error) => return Err(error),
@@ -195,7 +210,7 @@ impl View<'_> {
         if let Some((record, why)) = unread.first() {
             tracing::error!(count = unread.len(), %record, %why, "records can't be read and are left out");
         }
-        Ok(read)
+        Ok(Scan { found, rest: last.filter(|_| count == ROWS_MAX) })
     }
 
     pub(super) fn bodies(&mut self, id: RecordId, birth: Nonce) -> rusqlite::Result<Vec<(u32, Bytes)>> {
@@ -224,13 +239,14 @@ pub(super) fn place_of(cursor: &Cursor) -> Option<(i64, i64)> {
     Some((i64::from_be_bytes(*at), i64::from_be_bytes(row.try_into().ok()?)))
 }
 
-/// How many rows to ask for, so that enough can be read.
-fn most(limit: u32) -> i64 {
-    i64::from(limit) + 1 + UNREADABLE_MAX
+/// Returns the cursor behind a row that ends with its place.
+pub(super) fn place_cursor(row: &Row<'_>) -> rusqlite::Result<Cursor> {
+    row::place(row).map(|(at, row)| cursor_of(at, row))
 }
 
-/// Records that can't be read and are passed over at once. A file with more of them needs another version of ibid.
-const UNREADABLE_MAX: i64 = 10_000;
+/// Rows that one scan reads at most, whether they fit or not: some hundred milliseconds. The page then continues behind
+/// them.
+pub(super) const ROWS_MAX: i64 = 100_000;
 
 /// Most questions that wait: over a second of work for four threads. A caller that waits longer has given up.
 const QUESTIONS_MAX: usize = 1 << 14;

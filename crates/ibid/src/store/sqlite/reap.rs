@@ -11,21 +11,24 @@ use ibid_core::store::Cursor;
 use ibid_core::time::Timestamp;
 use rusqlite::{CachedStatement, Connection, OptionalExtension, params, params_from_iter};
 
+use super::chore::ChoreContext;
 use super::failure::{self, Reach};
 use super::order;
 
-/// Takes one step on `target`.
+/// Takes one step on `target`, in a transaction with `changes` changes.
 pub(super) fn step(
     connection: &Connection,
     target: ReapTarget,
     after: Option<&Cursor>,
     limit: u32,
-    now: Timestamp,
+    ChoreContext { now, changes }: ChoreContext,
 ) -> rusqlite::Result<ReapStep> {
     if limit == 0 {
         return Ok(ReapStep::default());
     }
-    let limit = limit.min(STEP_MAX);
+    // A key is two changes, so the reaper still removes two rows for each that is begun, and catches up. With more, keys
+    // would wait for it: each row that goes dirties another page of the index of ids.
+    let limit = if changes > 0 { limit.min(changes.max(SHARED_MIN)) } else { limit.min(STEP_MAX) };
     let started = Instant::now();
     let number = after.and_then(Cursor::as_i64).unwrap_or(0);
     let step = match target {
@@ -116,18 +119,19 @@ fn ranges(
         if left == 0 {
             return Ok(true);
         }
-        let found = rows.query_map(params![first, last, now.as_micros(), left], |row| {
+        let found = rows.query_map(params![first, last, now.as_micros(), left + SORTED_AHEAD], |row| {
             Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, bool>(2)?, row.get::<_, bool>(3)?))
         })?;
-        let found: Vec<(i64, i64, bool, bool)> = found.collect::<rusqlite::Result<_>>()?;
-        for (row, at, may_go, is_purged) in &found {
+        let mut found: Vec<(i64, i64, bool, bool)> = found.collect::<rusqlite::Result<_>>()?;
+        found.sort_by_key(|(_, at, ..)| *at);
+        for (row, at, may_go, is_purged) in found.iter().take(left as usize) {
             // Rows that must stay move to the index, which passes over them. Those that the application holds are
             // counted there, too.
             if !may_go || !remover.remove(*row, *is_purged)? {
                 keep.execute([row, at])?;
             }
         }
-        if found.len() < left as usize {
+        if found.len() <= left as usize {
             leave_range(connection, first, last)?;
         }
     }
@@ -310,8 +314,15 @@ fn before(now: Timestamp, keep: Duration) -> i64 {
     now.before(keep).as_micros()
 }
 
-/// Rows in one step at most, whatever is asked: the changes that it shares a transaction with wait for it.
+/// Rows in one step at most, whatever is asked: changes that come meanwhile wait for it.
 const STEP_MAX: u32 = 2000;
+
+/// Rows of a step that shares its transaction with few changes: less than a millisecond.
+const SHARED_MIN: u32 = 64;
+
+/// Rows of a range that are read beyond the limit of a step, so that the oldest of them go first. Rows of one policy are
+/// in their order already.
+const SORTED_AHEAD: u32 = 64;
 
 /// Ranges in one step at most. A range costs a pass over its rows even if only few of them go.
 const RANGES_MAX: u32 = 16;

@@ -10,6 +10,7 @@ use ibid_core::time::Timestamp;
 use parking_lot::Mutex;
 use rusqlite::Connection;
 
+use super::chore::ChoreContext;
 use super::policies::{self, SEEN_EVERY};
 use super::{NAME, SqliteStore};
 use crate::transaction::rusqlite::Joined;
@@ -53,7 +54,9 @@ impl SqlStore for SqliteStore {
                 return Ok(number);
             }
             let stored = policy.clone();
-            let put = move |connection: &Connection, now| policies::put(connection, &stored, now);
+            let put = move |connection: &Connection, context: ChoreContext| {
+                policies::put(connection, &stored, context.now)
+            };
             let number = self.write_chore("store a policy", true, put).await?;
             self.policy_numbers.put(policy, number, now);
             Ok(number)

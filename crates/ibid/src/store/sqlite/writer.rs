@@ -17,6 +17,7 @@ use ibid_core::time::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::batch::{Batch, run};
+use super::chore::ChoreContext;
 use super::failure::{self, Reach};
 use super::policies::Policies;
 use super::queue::{CommitJob, Group, Next, Serving};
@@ -168,7 +169,8 @@ impl Writer {
             }
         }
         if let Some(chore) = &mut group.chore {
-            chore.run(connection, now).map_err(|error| (error, true))?;
+            let changes = u32::try_from(group.commits.len()).unwrap_or(u32::MAX);
+            chore.run(connection, ChoreContext { now, changes }).map_err(|error| (error, true))?;
         }
         Ok(GroupOutcomes { renewals, commits })
     }

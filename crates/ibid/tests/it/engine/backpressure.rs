@@ -1,6 +1,5 @@
 //! Refusals under load, and their `Retry-After`: the breaker, the queue of begins, and duplicates.
 
-use futures_util::FutureExt;
 use tokio::time::Instant;
 
 use super::*;

@@ -201,8 +201,8 @@ async fn a_look_reads_no_effect_that_it_may_not_take() {
         "null, 5, false",
         "null, null, true",
         "null, null, false",
-        "'\\x00', 1, false",
-        "'\\x00', null, true",
+        "'\\x000102030405060708090a0b0c0d0e0f', 1, false",
+        "'\\x000102030405060708090a0b0c0d0e0f', null, true",
     ] {
         let params = format!("null, 0, 10, {filter}");
         let (read, plan) = pages(list, "int8, int8, int8, bytea, int8, boolean", &params);

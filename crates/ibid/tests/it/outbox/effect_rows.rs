@@ -185,11 +185,10 @@ async fn dead_letters_are_listed_and_counted<D: Database + Clone + 'static>(site
 }
 
 async fn a_payload_goes_with_the_records_response<D: Database + Clone + 'static>(site: Site<D>) {
-    let policy = Policy {
-        retention: Duration::from_millis(1),
-        tombstone: Duration::from_secs(3600),
-        ..Policy::default()
-    };
+    let policy = Policy::default().with(|policy| {
+        policy.retention = Duration::from_millis(1);
+        policy.tombstone = Duration::from_secs(3600);
+    });
     let mut asked = ask(&site.ibid, "k");
     asked.policy = Arc::new(policy);
     let Begin::Run(mut attempt) = site.ibid.begin(asked).await.unwrap() else { panic!("it is new") };

@@ -360,7 +360,8 @@ async fn an_operator_retries_and_discards() {
     });
     node.pay("k", [charge("refused"), charge("unsure")]).await;
     assert_eq!(node.worker(&provider).run_once().await.unwrap().dead, 2);
-    let letters = async || node.ibid.store().count().await.unwrap().dead_effects;
+    let letters =
+        async || node.ibid.store().browse().unwrap().count().await.unwrap().dead_effects.value().unwrap();
     assert_eq!(letters().await, 2);
     let effects = node.effects().await;
     assert_eq!(effects[1].state, Unknown);
@@ -374,7 +375,7 @@ async fn an_operator_retries_and_discards() {
     assert_eq!(queued.iter().map(|effect| &*effect.name).collect::<Vec<_>>(), ["unsure"]);
     let of_record = EffectFilter::default().with(|filter| filter.record = Some(effects[0].record));
     assert_eq!(Operator::new(&node.ibid).effects(of_record).await.unwrap().0.len(), 2);
-    let history = node.ibid.store().history(effects[0].record).await.unwrap();
+    let history = node.ibid.store().browse().unwrap().history(effects[0].record).await.unwrap();
     assert_eq!(history.len(), 2, "{history:?}");
 }
 

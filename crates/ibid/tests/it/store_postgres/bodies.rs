@@ -149,7 +149,8 @@ async fn a_record_that_changes_under_the_reaper_is_left_alone() {
             second = put(&*store, &next_generation(&second, true)).await.record;
         }
         let done = put(&*store, &finish(&second)).await.record;
-        let gone = Draft { purge_in: Some(Duration::ZERO), ..draft(&name_of(&done), State::Completed) };
+        let note = done.note.clone();
+        let gone = Draft { purge_in: Some(Duration::ZERO), note, ..draft(&name_of(&done), State::Completed) };
         put(&*store, &replace(&done, gone)).await;
         // As if the clock had been set back meanwhile: the record is removable at once.
         pass(&server, &database, SECOND);

@@ -82,7 +82,7 @@ async fn connections_cut_under_load_lose_no_change() {
 async fn a_server_without_a_free_connection_is_an_outage_that_passes() {
     let server = Postgres::start();
     let database = server.create_database();
-    server.sql(&database, "create role app login connection limit 2; grant all on schema public to app");
+    server.sql(&database, "create role app login connection limit 1; grant all on schema public to app");
     let url = server.url_for(&database).replace("postgres@", "app@");
     let store = Arc::new(PostgresStore::open(&url, options()).await.expect("the store opens"));
     let mut writers = JoinSet::new();

@@ -32,7 +32,7 @@ async fn a_trusted_certificate_for_this_host_is_taken_and_no_other() {
         let store = try_open(&server, &format!("sslmode={mode}&{roots}")).await.expect("the store opens");
         let encrypted = "select bool_and(ssl) from pg_stat_ssl join pg_stat_activity using (pid)
                          where application_name = 'ibid'";
-        assert!(store.load(vec![TestRecord::fresh().id]).await.is_ok());
+        assert!(store.load(TestRecord::fresh().id).await.is_ok());
         assert_eq!(server.sql("postgres", encrypted), "t", "{mode}");
     }
     let unknown = try_open(&server, "sslmode=require").await;

@@ -6,7 +6,7 @@ use ibid::upkeep::{self, Retention};
 use ibid_core::effect::NewEffect;
 use ibid_core::record::{ErrorCode, State};
 use ibid_core::response::Response;
-use ibid_core::sql::Param;
+use ibid_core::sql::{Dialect, Param, SqlTx};
 
 use super::harness::{World, answer, is_stored, pay, pay_and_charge};
 use crate::adapters::{Adapter, PATIENT, execute};
@@ -200,9 +200,12 @@ async fn an_attempt_that_has_ended_goes_nowhere<A: Adapter>(world: &World<A>) {
 
 async fn reaping_a_record_keeps_the_row_that_refers_to_it<A: Adapter>(world: &World<A>) {
     world
-        .sql("create table ride (key text, record bytea references ibid_record (id) on delete set null)")
+        .sql("create table ride (key text, record uuid references ibid_record (id) on delete set null)")
         .await;
-    let ride = "insert into ride (key, record) values ($1, $2)";
+    let ride = match world.tx().await.dialect() {
+        Dialect::Postgres => "insert into ride (key, record) values ($1, encode($2::bytea, 'hex')::uuid)",
+        Dialect::Sqlite => "insert into ride (key, record) values ($1, $2)",
+    };
     let mut attempt = world.begin("ride").await;
     let id = attempt.record_id();
     let mut inside = attempt.inside(world.tx().await).await.unwrap();

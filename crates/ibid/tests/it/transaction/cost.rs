@@ -35,12 +35,12 @@ async fn each_mode_costs_what_the_documentation_says() {
     let around = cost(&server, Mode::Around).await;
     assert_eq!(around, Cost { commits: 1 + 2, round_trips: bare.round_trips });
     // The reservation, one commit and one round trip, is on the store's connection and not counted for the caller. Added
-    // are lock, update and response.
+    // are lock and update; a small response is in the row.
     let first = cost(&server, Mode::ReserveThenFinish).await;
-    assert_eq!(first, Cost { commits: 2, round_trips: bare.round_trips + 3 });
-    // Added are: set the lock timeout, reserve, reset the timeout, a savepoint, update and response.
+    assert_eq!(first, Cost { commits: 2, round_trips: bare.round_trips + 2 });
+    // Added are: set the lock timeout, reserve, reset the timeout, a savepoint and update.
     let second = cost(&server, Mode::AllInside).await;
-    assert_eq!(second, Cost { commits: 1, round_trips: bare.round_trips + 6 });
+    assert_eq!(second, Cost { commits: 1, round_trips: bare.round_trips + 5 });
     // Reserved and finished as in `Around`; added are lock, recovery point and result.
     let phase = cost(&server, Mode::Phase).await;
     assert_eq!(phase, Cost { commits: 2 + 1, round_trips: bare.round_trips + 3 });

@@ -142,12 +142,12 @@ impl<A: Adapter> World<A> {
 
     /// Makes the lease lapse. The clock is not moved, because engines would notice the jump and take nothing over.
     pub(crate) async fn lapse(&self, key: &str) {
-        self.set("due_at = 1", "watch_state = state, watch_at = 1", &format!("key = '{key}'")).await;
+        self.set("due_at = 1, watch_at = 1", "watch_state = state", &format!("key = '{key}'")).await;
     }
 
     /// Makes some records and their tombstones removable.
     pub(crate) async fn age(&self, which: &str) {
-        self.set("expires_at = 1, purge_at = 1", "reap_at = 1", which).await;
+        self.set("expires_at = 1, purge_at = 1, reap_at = 1", "", which).await;
     }
 
     /// Moves the first request back in time. PostgreSQL finds the bodies of a record by that instant, so they move too.
@@ -166,12 +166,12 @@ impl<A: Adapter> World<A> {
         tx.commit().await.unwrap();
     }
 
-    /// Updates records; on PostgreSQL also the sort keys of upkeep.
-    async fn set(&self, columns: &str, places: &str, which: &str) {
+    /// Updates records, with a column that only PostgreSQL has.
+    async fn set(&self, columns: &str, on_postgres: &str, which: &str) {
         let mut tx = self.observer.begin().await.unwrap();
         let columns = match tx.dialect() {
-            Dialect::Postgres => format!("{columns}, {places}"),
-            Dialect::Sqlite => columns.to_owned(),
+            Dialect::Postgres if !on_postgres.is_empty() => format!("{columns}, {on_postgres}"),
+            Dialect::Postgres | Dialect::Sqlite => columns.to_owned(),
         };
         execute(&mut tx, &format!("update ibid_record set {columns} where {which}"), &[]).await.unwrap();
         tx.commit().await.unwrap();

@@ -5,6 +5,8 @@ use std::time::Duration;
 use ibid::outcome::{Begin, Outcome};
 use ibid::transaction::TxError;
 use ibid_core::record::{ErrorCode, State};
+use ibid_core::response::Response;
+use ibid_core::row::INLINE_BODY_MAX;
 
 use super::harness::{World, answer, is_stored, pay, pay_and_charge};
 use crate::adapters::{Adapter, PATIENT};
@@ -131,7 +133,9 @@ async fn another_generation_leaves_nothing_of_the_one_before_it<A: Adapter>(worl
         let outcome = node.begin_inside(world.ask("again"), &world.db, PATIENT).await.unwrap();
         let Begin::Run(inside) = outcome else { panic!("it is to be run: {outcome:?}") };
         assert_eq!(inside.number(), 1, "of its generation");
-        assert!(is_stored(&inside.finish(answer(status)).await.unwrap(), status));
+        // Large enough to be stored apart from its record.
+        let large = Response { body: vec![b'x'; 2 * INLINE_BODY_MAX].into(), ..answer(status) };
+        assert!(is_stored(&inside.finish(large).await.unwrap(), status));
         assert_eq!(body_count().await, before + 1);
         world.age("key = 'again'").await;
     }

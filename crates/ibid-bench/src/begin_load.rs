@@ -14,14 +14,14 @@ use tokio::task::JoinSet;
 use crate::store::histogram;
 use crate::{Failed, payment};
 
-/// The running callers.
+/// Callers that run until they are stopped.
 pub(crate) struct BeginLoad {
     callers: JoinSet<Result<(), Failed>>,
-    counts: Arc<Counts>,
+    counts: Arc<BeginCounts>,
 }
 
 #[derive(Default)]
-struct Counts {
+struct BeginCounts {
     keys: AtomicU64,
     is_over: AtomicBool,
     /// Microseconds of each begin since they were last taken. Not a histogram per caller: it would touch more memory than
@@ -38,7 +38,7 @@ impl BeginLoad {
         callers: u32,
     ) -> Result<BeginLoad, Failed> {
         let run = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
-        let (mut running, counts) = (JoinSet::new(), Arc::new(Counts::default()));
+        let (mut running, counts) = (JoinSet::new(), Arc::new(BeginCounts::default()));
         for caller in 0..callers {
             let prefix = format!("{run:020x}-{caller:04x}");
             running.spawn(call(ibid.clone(), policy.clone(), tenant.clone(), prefix, counts.clone()));
@@ -70,7 +70,7 @@ impl BeginLoad {
 pub(crate) struct BeginFigures {
     /// Durations of all begins in microseconds, one per key.
     pub(crate) took: Histogram<u64>,
-    /// Keys per second.
+    /// Keys per second of all callers.
     pub(crate) per_second: f64,
 }
 
@@ -100,7 +100,7 @@ async fn call(
     policy: Arc<Policy>,
     tenant: Tenant,
     prefix: String,
-    counts: Arc<Counts>,
+    counts: Arc<BeginCounts>,
 ) -> Result<(), Failed> {
     for number in 0_u32.. {
         if counts.is_over.load(Ordering::Relaxed) {

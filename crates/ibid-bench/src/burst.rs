@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 
 use crate::begin_load::{BeginLoad, in_histogram};
 use crate::database::Database;
-use crate::{Failed, payment, rounded};
+use crate::{Failed, payment, round_figure};
 
 /// Options of `ibid-bench burst`.
 #[derive(Debug, Args)]
@@ -59,11 +59,11 @@ pub(crate) async fn run(args: &BurstArgs) -> Result<(), Failed> {
         "what": "burst", "store": database.kind(), "duplicates": args.duplicates,
         "duplicates_per_second": median(duplicates, |turn| turn.rate).round(),
         "replays_per_second": median(replays, |turn| turn.rate).round(),
-        "rate_ratio": rounded(rate), "rate_ok": rate >= RATE_RATIO_MIN,
+        "rate_ratio": round_figure(rate), "rate_ok": rate >= RATE_RATIO_MIN,
         "refused_503": refused, "refused_ok": refused == 0,
         "other_p99_us": median(duplicates, |turn| turn.other_p99),
-        "other_p99_us_beside_replays": median(replays, |turn| turn.other_p99),
-        "other_p99_ratio": rounded(p99), "other_p99_ok": p99 <= P99_RATIO_MAX,
+        "other_p99_us_with_replays": median(replays, |turn| turn.other_p99),
+        "other_p99_ratio": round_figure(p99), "other_p99_ok": p99 <= P99_RATIO_MAX,
     });
     println!("{verdict}");
     Ok(())
@@ -181,5 +181,5 @@ fn median(turns: &[Turn], figure: impl Fn(&Turn) -> f64) -> f64 {
 /// Lowest rate of duplicates, as a part of the rate of replays.
 const RATE_RATIO_MIN: f64 = 1.0 / 3.0;
 
-/// Largest p99 of the other tenant beside duplicates, against that beside replays.
+/// Largest p99 of the other tenant during duplicates, against that during replays.
 const P99_RATIO_MAX: f64 = 1.5;

@@ -4,6 +4,7 @@
 //! expired, for the reaper. At each size the same figures are measured, and the last size is compared with the first.
 
 use std::num::NonZeroU32;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,9 +12,9 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 use ibid::Ibid;
 use ibid::outcome::Begin;
-use ibid::upkeep::{Retention, reap_store};
+use ibid::upkeep::{Retention, reap_store, sweep_once};
 use ibid_core::policy::Policy;
-use ibid_core::record::{ErrorCode, State};
+use ibid_core::record::ErrorCode;
 use ibid_core::store::RecordFilter;
 use serde_json::{Map, Value, json};
 use tokio::runtime::Runtime;
@@ -21,7 +22,7 @@ use tokio::runtime::Runtime;
 use crate::begin_load::measure_begins;
 use crate::database::Database;
 use crate::rows::{self, Row, Rows};
-use crate::{Failed, payment, rounded};
+use crate::{Failed, fill, payment, round_figure};
 
 /// Options of `ibid-bench grow`.
 #[derive(Debug, Args)]
@@ -62,11 +63,11 @@ pub(crate) fn run(args: &GrowArgs, runtime: &Runtime) -> Result<(), Failed> {
     let mut sizes: Vec<Map<String, Value>> = Vec::new();
     for &keys in &args.keys {
         let started = Instant::now();
-        fill(&database, runtime, filled..keys, Age::Live)?;
+        fill_keys(&database, runtime, filled..keys, Age::Live)?;
         filled = filled.max(keys);
         // Numbers that no live key has, and no other size.
         let first = EXPIRED_FROM + sizes.len() as u64 * args.expired;
-        fill(&database, runtime, first..first + args.expired, Age::Expired)?;
+        fill_keys(&database, runtime, first..first + args.expired, Age::Expired)?;
         runtime.block_on(settle(&database))?;
         eprintln!("filled to {keys} keys in {:.0} s", started.elapsed().as_secs_f64());
         let figures = runtime.block_on(measure(&database, args, keys))?;
@@ -88,7 +89,7 @@ fn compare(store: &str, small: &Map<String, Value>, large: &Map<String, Value>) 
             (figure.as_f64().unwrap_or(0.0), small.get(name).and_then(Value::as_f64).unwrap_or(0.0));
         let ratio = if name.ends_with("_per_second") { small / large } else { large / small };
         if ratio.is_finite() {
-            ratios.insert(name.clone(), json!(rounded(ratio)));
+            ratios.insert(name.clone(), json!(round_figure(ratio)));
         }
     }
     let is_judged = |name: &str| !NOT_JUDGED.contains(&name);
@@ -105,7 +106,7 @@ fn compare(store: &str, small: &Map<String, Value>, large: &Map<String, Value>) 
 async fn measure(database: &Database, args: &GrowArgs, keys: u64) -> Result<Map<String, Value>, Failed> {
     let length = Duration::from_secs(args.seconds);
     let mut figures = Map::new();
-    let mut put = |name: &str, value: f64| drop(figures.insert(name.to_owned(), json!(rounded(value))));
+    let mut put = |name: &str, value: f64| drop(figures.insert(name.to_owned(), json!(round_figure(value))));
     let bytes = database.bytes().await?;
     put("bytes_per_key", bytes as f64 / database.rows().await?.max(1) as f64);
     put("start_ms", median_ms(|| async { engine(database).await.map(drop) }).await?);
@@ -114,8 +115,7 @@ async fn measure(database: &Database, args: &GrowArgs, keys: u64) -> Result<Map<
     put("gauges_ms", median_ms(|| async { Ok(browse.count().await.map(|_| ())?) }).await?);
     let dead = || RecordFilter::default().with(|filter| (filter.dead_letter, filter.limit) = (true, PAGE));
     put("dead_letters_ms", median_ms(|| async { Ok(browse.list(dead()).await.map(|_| ())?) }).await?);
-    let due = || ibid.store().due(State::InProgress, None, PAGE);
-    put("due_ms", median_ms(|| async { Ok(due().await.map(|_| ())?) }).await?);
+    put("sweep_ms", median_ms(|| async { Ok(sweep_once(&ibid).await.map(|_| ())?) }).await?);
     put("begin_p50_us_1", measure_begins(&ibid, 1, length).await?.took.value_at_quantile(0.5) as f64);
     // Right after a checkpoint the first change of each page logs the page, too.
     checkpoint(database).await?;
@@ -231,42 +231,26 @@ enum Age {
 }
 
 /// Writes the keys of these numbers.
-fn fill(
-    database: &Database,
-    runtime: &Runtime,
-    numbers: std::ops::Range<u64>,
-    age: Age,
-) -> Result<(), Failed> {
+fn fill_keys(database: &Database, runtime: &Runtime, numbers: Range<u64>, age: Age) -> Result<(), Failed> {
     match database {
         Database::Sqlite { path, .. } => fill_sqlite(path, runtime, numbers, age),
         Database::Postgres { .. } => runtime.block_on(fill_postgres(database, numbers, age)),
     }
 }
 
-async fn fill_postgres(database: &Database, numbers: std::ops::Range<u64>, age: Age) -> Result<(), Failed> {
-    // The engine inserts a short row and makes it longer in the same page, so its pages end up this full. Complete rows
-    // would fill a page only to the table's own fillfactor.
-    database.execute(&format!("alter table ibid_record set (fillfactor = {FILLED_PERCENT})")).await?;
+async fn fill_postgres(database: &Database, numbers: Range<u64>, age: Age) -> Result<(), Failed> {
     let age_us = match age {
         Age::Live => AN_HOUR_US,
         Age::Expired => TWO_DAYS_US,
     };
-    // The same instants for the same kind of keys, whatever their numbers are.
-    let age_us = age_us + i64::try_from(numbers.start)?;
     for first in numbers.clone().step_by(BATCH_POSTGRES) {
         let last = (first + BATCH_POSTGRES as u64).min(numbers.end);
-        let sql = include_str!("grow.sql").replace("$1", &first.to_string());
-        database.execute(&sql.replace("$2", &last.to_string()).replace("$3", &age_us.to_string())).await?;
+        database.execute(&fill::postgres_sql(first..last, age_us)).await?;
     }
-    database.execute("alter table ibid_record set (fillfactor = 28)").await
+    Ok(())
 }
 
-fn fill_sqlite(
-    path: &Path,
-    runtime: &Runtime,
-    numbers: std::ops::Range<u64>,
-    age: Age,
-) -> Result<(), Failed> {
+fn fill_sqlite(path: &Path, runtime: &Runtime, numbers: Range<u64>, age: Age) -> Result<(), Failed> {
     let (connection, template) = rows::open(path, runtime)?;
     // A fill that is interrupted by a power loss is repeated from scratch.
     connection.pragma_update(None, "synchronous", "off")?;
@@ -299,8 +283,8 @@ async fn settle(database: &Database) -> Result<(), Failed> {
             let ibid = engine(database).await?;
             let left = "select (select coalesce(max(row), 0) from ibid_record) - up_to from ibid_ordered";
             while database.number(left).await? > 0 {
-                // The sweeper's question, which orders new rows first.
-                ibid.store().due(State::InProgress, None, PAGE).await?;
+                // The sweeper orders new rows first.
+                sweep_once(&ibid).await?;
             }
             Ok(())
         }
@@ -336,10 +320,6 @@ const DEAD_LETTERS: u32 = 100;
 
 /// First number of expired keys, above any number of live ones.
 const EXPIRED_FROM: u64 = 10_000_000_000;
-
-/// How full the engine leaves a page of records with a response of 200 bytes. The line `grow_engine` checks it: both kinds of
-/// keys have about the same number of bytes.
-const FILLED_PERCENT: u32 = 57;
 
 /// Keys per statement: some seconds.
 const BATCH_POSTGRES: usize = 200_000;

@@ -192,8 +192,8 @@ fn seconds(text: &str) -> Result<Duration, String> {
     number.parse().map(Duration::from_secs).map_err(|_| format!("`{text}` is not a number of seconds"))
 }
 
-/// Returns a figure with two decimal places.
-fn rounded(figure: f64) -> f64 {
+/// Rounds a figure to two decimal places.
+fn round_figure(figure: f64) -> f64 {
     (figure * 100.0).round() / 100.0
 }
 

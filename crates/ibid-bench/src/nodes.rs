@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 use crate::connections::pay;
-use crate::{Failed, rounded, rows};
+use crate::{Failed, round_figure, rows};
 
 /// Options of `ibid-bench nodes`.
 #[derive(Debug, Args)]
@@ -27,7 +27,7 @@ pub(crate) struct NodesArgs {
     /// Duration of each measurement in seconds
     #[arg(long, default_value_t = 10)]
     seconds: u64,
-    /// The binary `ibid`
+    /// Path of the binary `ibid` that runs the gateways
     #[arg(long)]
     gateway_binary: PathBuf,
 }
@@ -58,7 +58,7 @@ pub(crate) async fn run(args: &NodesArgs) -> Result<(), Failed> {
             "what": "nodes", "gateways": count, "callers": args.callers, "keys": figures.created,
             "keys_per_second": figures.per_second.round(), "refused_503": figures.refused, "other_statuses": figures.others,
             "server_cpu_us_per_key": figures.cpu_us_per_key.round(),
-            "rate_ratio": rounded(ratio), "cpu_ratio": rounded(figures.cpu_us_per_key / base.cpu_us_per_key),
+            "rate_ratio": round_figure(ratio), "cpu_ratio": round_figure(figures.cpu_us_per_key / base.cpu_us_per_key),
             "ok": figures.refused == 0 && figures.others == 0 && ratio >= RATE_RATIO_MIN,
         });
         println!("{line}");

@@ -24,7 +24,7 @@ impl ReaperMetrics {
     }
 
     /// Returns how many rows the reaper has removed.
-    pub(crate) fn removed(&self) -> u64 {
+    pub(crate) fn count_removed(&self) -> u64 {
         self.removed.load(Ordering::Relaxed)
     }
 

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::begin_load::{BeginLoad, in_histogram};
 use crate::database::Database;
 use crate::reaper_metrics::ReaperMetrics;
-use crate::{Failed, payment, rounded, seconds};
+use crate::{Failed, payment, round_figure, seconds};
 
 /// Options of `ibid-bench steady`.
 #[derive(Debug, Args)]
@@ -35,7 +35,7 @@ pub(crate) struct SteadyArgs {
     /// Time between two rounds of the reaper in seconds
     #[arg(long, default_value = "60s", value_parser = seconds)]
     reap_every: Duration,
-    /// Run without upkeep
+    /// Run without the chores of upkeep, the reaper included
     #[arg(long)]
     no_reap: bool,
     /// Run once with upkeep and once without, each on a temporary store, and compare the p99 of begins
@@ -49,7 +49,7 @@ pub(crate) async fn run(args: &SteadyArgs) -> Result<(), Failed> {
     if args.compare {
         let without = run_once(args, &metrics, false).await?;
         let p99 = |figures: &Value| figures["p99_begin_us"].as_f64().unwrap_or_default();
-        let ratio = rounded(p99(&verdict) / p99(&without));
+        let ratio = round_figure(p99(&verdict) / p99(&without));
         verdict["p99_begin_us_without"] = without["p99_begin_us"].clone();
         verdict["keys_per_second_without"] = without["keys_per_second"].clone();
         verdict["p99_ratio"] = json!(ratio);
@@ -70,7 +70,7 @@ async fn run_once(args: &SteadyArgs, metrics: &ReaperMetrics, has_reaper: bool) 
     policy.lease = policy.lease.min(args.retention);
     let schedule = Schedule::default().with(|schedule| schedule.reap_every = args.reap_every);
     let chores = has_reaper.then(|| tokio::spawn(upkeep::run(ibid.clone(), schedule)));
-    let (removed_before, rows_before) = (metrics.removed(), database.rows().await?);
+    let (removed_before, rows_before) = (metrics.count_removed(), database.rows().await?);
     let mut load = BeginLoad::start(&ibid, &Arc::new(policy), &Tenant::only(), args.callers.get())?;
     let started = Instant::now();
     let length = Duration::from_secs_f64(args.minutes * 60.0);
@@ -79,11 +79,11 @@ async fn run_once(args: &SteadyArgs, metrics: &ReaperMetrics, has_reaper: bool) 
     while started.elapsed() < length {
         second += 1;
         tokio::time::sleep_until((started + Duration::from_secs(second)).into()).await;
-        let (keys, removed) = (load.keys(), metrics.removed() - removed_before);
+        let (keys, removed) = (load.keys(), metrics.count_removed() - removed_before);
         let rows = (rows_before + keys).saturating_sub(removed);
         let mut line = json!({
             "what": "steady_second", "second": second, "reaps": has_reaper, "keys": keys, "removed": removed,
-            "rows": rows, "bytes": database.bytes().await?, "behind_s": rounded(metrics.behind()),
+            "rows": rows, "bytes": database.bytes().await?, "behind_s": round_figure(metrics.behind()),
         });
         samples.push(rows);
         window.extend(load.take());
@@ -103,15 +103,15 @@ async fn run_once(args: &SteadyArgs, metrics: &ReaperMetrics, has_reaper: bool) 
     if let Some(chores) = chores {
         chores.abort();
     }
-    let rows = Rows::of(&samples, steady_from(length), args.reap_every);
+    let rows = RowMeans::of(&samples, steady_from(length), args.reap_every);
     let took = in_histogram(&steady)?;
     Ok(json!({
         "what": "steady", "store": database.kind(), "reaps": has_reaper, "minutes": args.minutes,
         "retention_s": args.retention.as_secs(), "callers": args.callers,
         "keys": keys, "keys_per_second": (keys as f64 / lasted.as_secs_f64()).round(),
-        "removed": metrics.removed() - removed_before, "behind_s": rounded(metrics.behind()),
+        "removed": metrics.count_removed() - removed_before, "behind_s": round_figure(metrics.behind()),
         "rows_at_third_minute": rows.at_mark, "rows_at_end": rows.at_end, "rows_counted": database.rows().await?,
-        "rows_ratio": rounded(rows.ratio()), "rows_ok": rows.ratio() <= ROWS_RATIO_MAX,
+        "rows_ratio": round_figure(rows.ratio()), "rows_ok": rows.ratio() <= ROWS_RATIO_MAX,
         "bytes": database.bytes().await?,
         "p50_begin_us": took.value_at_quantile(0.5), "p99_begin_us": took.value_at_quantile(0.99),
     }))
@@ -123,21 +123,21 @@ fn steady_from(length: Duration) -> Duration {
 }
 
 /// Numbers of rows, each the mean over one period of the reaper, because the number rises and falls with its rounds.
-struct Rows {
+struct RowMeans {
     at_mark: u64,
     at_end: u64,
 }
 
-impl Rows {
+impl RowMeans {
     /// Reads the numbers from one sample per second.
-    fn of(samples: &[u64], mark: Duration, period: Duration) -> Rows {
+    fn of(samples: &[u64], mark: Duration, period: Duration) -> RowMeans {
         let period = usize::try_from(period.as_secs()).unwrap_or(usize::MAX).max(1);
         let mean_up_to = |end: usize| {
             let part = &samples[end.saturating_sub(period)..end];
             part.iter().sum::<u64>() / part.len().max(1) as u64
         };
         let mark = usize::try_from(mark.as_secs()).unwrap_or(usize::MAX);
-        Rows { at_mark: mean_up_to(mark.clamp(1, samples.len())), at_end: mean_up_to(samples.len()) }
+        RowMeans { at_mark: mean_up_to(mark.clamp(1, samples.len())), at_end: mean_up_to(samples.len()) }
     }
 
     fn ratio(&self) -> f64 {
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn rows_are_compared_over_whole_rounds_of_the_reaper() {
         let saw: Vec<u64> = (0..40).map(|second| 100 + second % 10).collect();
-        let rows = Rows::of(&saw, Duration::from_secs(20), Duration::from_secs(10));
-        assert_eq!((rows.at_mark, rows.at_end, rounded(rows.ratio())), (104, 104, 1.0));
+        let rows = RowMeans::of(&saw, Duration::from_secs(20), Duration::from_secs(10));
+        assert_eq!((rows.at_mark, rows.at_end, round_figure(rows.ratio())), (104, 104, 1.0));
     }
 }

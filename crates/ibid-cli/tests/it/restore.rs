@@ -80,7 +80,7 @@ fn pay(key: &str) -> TestRequest {
 }
 
 fn vacuum_into(database: &Path, backup: &Path) {
-    let connection = rusqlite::Connection::open(database).expect("it opens beside the gateway");
+    let connection = rusqlite::Connection::open(database).expect("it opens while the gateway runs");
     connection.execute("vacuum into ?1", [backup.to_str().expect("a path in UTF-8")]).expect("a backup");
 }
 

@@ -33,10 +33,10 @@ fn every_column_says_who_sets_it_and_when() {
             let path = entry.expect("an entry").path();
             let sql = std::fs::read_to_string(&path).expect("a schema file");
             for relation in relations(&sql).into_iter().filter(|relation| !relation.is_view) {
-                let place = format!("`{}` in {}", relation.name, path.display());
-                assert!(!relation.comment.is_empty(), "{place} has no comment above it");
+                let table = format!("`{}` in {}", relation.name, path.display());
+                assert!(!relation.comment.is_empty(), "{table} has no comment above it");
                 for column in &relation.columns {
-                    assert!(!column.comment.is_empty(), "column `{}` of {place} has no comment", column.name);
+                    assert!(!column.comment.is_empty(), "column `{}` of {table} has no comment", column.name);
                     columns += 1;
                 }
             }

@@ -14,7 +14,7 @@ pub(super) fn of(tuning: &ServerTuning) -> [Finding; 3] {
 
 fn checkpoints(tuning: &ServerTuning) -> Finding {
     let check = "checkpoints";
-    let found = format!(
+    let values = format!(
         "checkpoint_timeout = {}, max_wal_size = {}",
         show_duration(tuning.checkpoint_timeout),
         size(tuning.max_wal_bytes)
@@ -25,7 +25,7 @@ fn checkpoints(tuning: &ServerTuning) -> Finding {
         (true, true) => line(
             check,
             Grade::Warning,
-            found,
+            values,
             format!(
                 "after each checkpoint the first change of every index page logs the whole page, and ids are random: set \
                  `checkpoint_timeout` to {} or more and `max_wal_size` to {} or more",
@@ -33,8 +33,8 @@ fn checkpoints(tuning: &ServerTuning) -> Finding {
                 size(MAX_WAL_MIN)
             ),
         ),
-        (false, true) => line(check, Grade::Ok, found, "enough for a small store"),
-        (_, false) => line(check, Grade::Ok, found, "few whole pages in the log"),
+        (false, true) => line(check, Grade::Ok, values, "enough for a small store"),
+        (_, false) => line(check, Grade::Ok, values, "few whole pages in the log"),
     }
 }
 
@@ -49,7 +49,7 @@ fn autovacuum(tuning: &ServerTuning) -> Finding {
         );
     }
     let pass = vacuum_pass(tuning);
-    let found = format!(
+    let values = format!(
         "autovacuum_vacuum_cost_delay = {}ms, cost limit {}",
         tuning.vacuum_cost_delay_ms, tuning.vacuum_cost_limit
     );
@@ -57,29 +57,29 @@ fn autovacuum(tuning: &ServerTuning) -> Finding {
         true => line(
             check,
             Grade::Warning,
-            found,
+            values,
             format!(
                 "one pass over the indexes takes {} or more, and dead rows gather faster: `alter table ibid_record set \
                  (autovacuum_vacuum_cost_delay = 0)`",
                 show_duration(Duration::from_secs(pass.as_secs()))
             ),
         ),
-        false => line(check, Grade::Ok, found, "a pass over the indexes is short"),
+        false => line(check, Grade::Ok, values, "a pass over the indexes is short"),
     }
 }
 
 fn memory(tuning: &ServerTuning) -> Finding {
     let (check, index) = ("index memory", size(tuning.index_bytes));
-    let found = format!("shared_buffers = {}, indexes of records {index}", size(tuning.shared_buffer_bytes));
+    let values = format!("shared_buffers = {}, indexes of records {index}", size(tuning.shared_buffer_bytes));
     match is_large(tuning) && tuning.shared_buffer_bytes < tuning.index_bytes {
         true => line(
             check,
             Grade::Warning,
-            found,
+            values,
             "each begin looks at a random page of an index: what is not in memory is a read from disk. Give \
              `shared_buffers` at least the size of the indexes",
         ),
-        false => line(check, Grade::Ok, found, "the indexes fit, or are small"),
+        false => line(check, Grade::Ok, values, "the indexes fit, or are small"),
     }
 }
 

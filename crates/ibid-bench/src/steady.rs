@@ -83,7 +83,7 @@ async fn run_once(args: &SteadyArgs, metrics: &ReaperMetrics, has_reaper: bool) 
         let rows = (rows_before + keys).saturating_sub(removed);
         let mut line = json!({
             "what": "steady_second", "second": second, "reaps": has_reaper, "keys": keys, "removed": removed,
-            "rows": rows, "bytes": database.bytes().await?, "behind_s": round_figure(metrics.behind()),
+            "rows": rows, "bytes": database.bytes().await?, "behind_s": has_reaper.then(|| round_figure(metrics.behind())),
         });
         samples.push(rows);
         window.extend(load.take());
@@ -109,7 +109,7 @@ async fn run_once(args: &SteadyArgs, metrics: &ReaperMetrics, has_reaper: bool) 
         "what": "steady", "store": database.kind(), "reaps": has_reaper, "minutes": args.minutes,
         "retention_s": args.retention.as_secs(), "callers": args.callers,
         "keys": keys, "keys_per_second": (keys as f64 / lasted.as_secs_f64()).round(),
-        "removed": metrics.count_removed() - removed_before, "behind_s": round_figure(metrics.behind()),
+        "removed": metrics.count_removed() - removed_before, "behind_s": has_reaper.then(|| round_figure(metrics.behind())),
         "rows_at_third_minute": rows.at_mark, "rows_at_end": rows.at_end, "rows_counted": database.rows().await?,
         "rows_ratio": round_figure(rows.ratio()), "rows_ok": rows.ratio() <= ROWS_RATIO_MAX,
         "bytes": database.bytes().await?,

@@ -24,8 +24,8 @@ pub(crate) async fn run(args: &ConnectionsArgs) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Sends one payment and reads its response to the end.
-async fn pay(stream: &mut TcpStream, key: &str) -> Result<String, Failed> {
+/// Sends one payment and reads its response to the end. Returns the status.
+pub(crate) async fn pay(stream: &mut TcpStream, key: &str) -> Result<String, Failed> {
     let request = format!(
         "{} {} HTTP/1.1\r\nhost: bench\r\nidempotency-key: \"{key}\"\r\ncontent-type: {}\r\ncontent-length: {}\r\n\r\n{}",
         payment::METHOD,

@@ -1,5 +1,6 @@
 //! Fills a store with completed keys, as after months of use, as fast as possible.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use serde_json::json;
@@ -29,6 +30,22 @@ pub(crate) fn run(args: &FillArgs, runtime: &Runtime) -> Result<(), Failed> {
     println!("{}", json!({ "what": "fill", "keys": args.keys, "seconds": (seconds * 10.0).round() / 10.0 }));
     Ok(())
 }
+
+/// Returns the statements that insert completed keys of these numbers on PostgreSQL, copied from the key `template`. Their
+/// first request came `age_us` microseconds before that one; they expire a day after it.
+pub(crate) fn postgres_sql(numbers: Range<u64>, age_us: i64) -> String {
+    let age_us = i128::from(age_us) + i128::from(numbers.start);
+    let insert = include_str!("fill_postgres.sql").replace("$1", &numbers.start.to_string());
+    let insert = insert.replace("$2", &numbers.end.to_string()).replace("$3", &age_us.to_string());
+    format!(
+        "alter table ibid_record set (fillfactor = {FILLED_PERCENT});\n{insert};\nalter table ibid_record set (fillfactor = 28)"
+    )
+}
+
+/// Fill of a page of records with a response of 200 bytes, as the engine leaves it. The engine inserts a short row and makes
+/// it longer in the same page; complete rows would fill a page only to the table's own fillfactor, which is for short ones. The
+/// line `grow_engine` of `ibid-bench grow` checks it: both kinds of keys have about the same number of bytes.
+const FILLED_PERCENT: u32 = 57;
 
 /// Keys per transaction: few enough that the log stays in memory.
 const BATCH: u64 = 10_000;

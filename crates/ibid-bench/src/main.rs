@@ -3,12 +3,19 @@
 //! Messages go to stderr, figures to stdout: one JSON object per line.
 
 mod bare;
+mod begin_load;
+mod burst;
 mod connections;
+mod database;
 mod fill;
+mod grow;
+mod nodes;
 mod payment;
 mod postgres;
 mod reap;
+mod reaper_metrics;
 mod rows;
+mod steady;
 mod store;
 mod upstream;
 
@@ -16,6 +23,7 @@ use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
@@ -41,6 +49,14 @@ enum Command {
     Postgres(PostgresArgs),
     /// Reap expired keys under load, compared with the same load alone
     Reap(ReapArgs),
+    /// Begin and finish keys for minutes with a short retention: does the reaper keep up?
+    Steady(steady::SteadyArgs),
+    /// Fill a store to several sizes and compare latency, start-up, gauges, lists, reaping, bytes and log
+    Grow(grow::GrowArgs),
+    /// Compare several gateways on one PostgreSQL server with one gateway
+    Nodes(nodes::NodesArgs),
+    /// Send bursts of duplicates of one running key, compared with replays of a completed one
+    Burst(burst::BurstArgs),
     /// Fill a store with completed keys
     Fill(FillArgs),
     /// Serve a fast API as the upstream of a gateway
@@ -156,6 +172,10 @@ fn main() -> ExitCode {
         Command::Bare(args) => bare::run(&args, &runtime),
         Command::Postgres(args) => runtime.block_on(postgres::run(&args)),
         Command::Reap(args) => reap::run(&args, &runtime),
+        Command::Steady(args) => runtime.block_on(steady::run(&args)),
+        Command::Grow(args) => grow::run(&args, &runtime),
+        Command::Nodes(args) => runtime.block_on(nodes::run(&args)),
+        Command::Burst(args) => runtime.block_on(burst::run(&args)),
         Command::Fill(args) => fill::run(&args, &runtime),
         Command::Upstream(args) => runtime.block_on(upstream::run(&args)),
         Command::Connections(args) => runtime.block_on(connections::run(&args)),
@@ -164,6 +184,17 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => report(&error),
     }
+}
+
+/// Reads a duration in whole seconds, such as `61s` or `61`.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let number = text.strip_suffix('s').unwrap_or(text);
+    number.parse().map(Duration::from_secs).map_err(|_| format!("`{text}` is not a number of seconds"))
+}
+
+/// Rounds a figure to two decimal places.
+fn round_figure(figure: f64) -> f64 {
+    (figure * 100.0).round() / 100.0
 }
 
 fn report(error: &Failed) -> ExitCode {

@@ -43,8 +43,13 @@ impl RequestView for Payment {
 
 /// Returns the identity of a payment under this key, by the only tenant of `--tenant none`.
 pub(crate) fn identity(key: &str) -> Result<Identity, Failed> {
+    identity_of(&Tenant::only(), key)
+}
+
+/// Returns the identity of a payment of this tenant.
+pub(crate) fn identity_of(tenant: &Tenant, key: &str) -> Result<Identity, Failed> {
     let operation = Operation { method: METHOD.into(), path: PATH.into() };
-    Ok(Identity { tenant: Tenant::only(), operation, key: Key::stored(key)? })
+    Ok(Identity { tenant: tenant.clone(), operation, key: Key::stored(key)? })
 }
 
 /// Returns the response to every payment.

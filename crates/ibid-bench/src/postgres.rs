@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use tokio_postgres::{Client, NoTls, Statement};
 
 use crate::store::{histogram, measure};
-use crate::{Failed, PostgresArgs, payment};
+use crate::{Failed, PostgresArgs, fill, payment};
 
 pub(crate) async fn run(args: &PostgresArgs) -> Result<(), Failed> {
     let server = Postgres::start_on_disk(&[("shared_buffers", "512MB"), ("max_wal_size", "4GB")]);
@@ -148,8 +148,7 @@ impl Textbook {
 
 /// Inserts completed keys from `from` to `to`, copied from one that the engine wrote.
 fn fill(server: &Postgres, database: &str, from: u64, to: u64) {
-    let sql = include_str!("fill_postgres.sql");
-    server.sql(database, &sql.replace("$1", &from.to_string()).replace("$2", &to.to_string()));
+    server.sql(database, &fill::postgres_sql(from..to, 0));
     // Vacuum and checkpoint now, so that neither runs while the begins are measured.
     server.sql(database, "vacuum analyze ibid_record");
     server.sql(database, "checkpoint");

@@ -20,7 +20,7 @@ use tokio::runtime::Runtime;
 
 use crate::rows::{self, Row, Rows};
 use crate::store::{histogram, measure};
-use crate::{Failed, ReapArgs, payment};
+use crate::{Failed, ReapArgs, fill, payment};
 
 pub(crate) fn run(args: &ReapArgs, runtime: &Runtime) -> Result<(), Failed> {
     let (store, sizes, mut figures) = match &args.path {
@@ -128,13 +128,10 @@ async fn on_postgres(args: &ReapArgs) -> Result<(Value, Value), Failed> {
     let store = PostgresStore::open(&server.url_for(&database), PostgresOptions::default()).await?;
     let ibid = payment::engine(Arc::new(store)).await?;
     payment::pay(&ibid, &Arc::new(Policy::default()), "template").await?;
-    let fill = |from: u64, to: u64, expires_in: i64| {
-        let sql = include_str!("fill_expired.sql").replace("$1", &from.to_string());
-        server.sql(&database, &sql.replace("$2", &to.to_string()).replace("$3", &expires_in.to_string()));
-    };
+    let fill = |numbers, age_us| drop(server.sql(&database, &fill::postgres_sql(numbers, age_us)));
     let all = args.expired + args.live;
-    fill(0, args.expired, -TWO_DAYS_US);
-    fill(args.expired, all, TWO_DAYS_US);
+    fill(0..args.expired, TWO_DAYS_US);
+    fill(args.expired..all, 0);
     server.sql(&database, "vacuum analyze");
     server.sql(&database, "checkpoint");
     let bytes = || -> Result<u64, Failed> {
@@ -146,7 +143,7 @@ async fn on_postgres(args: &ReapArgs) -> Result<(Value, Value), Failed> {
     server.sql(&database, "vacuum");
     let after = bytes()?;
     // The server reuses the freed space: as many new keys as were removed need next to no additional space.
-    fill(all, all + args.expired, TWO_DAYS_US);
+    fill(all..all + args.expired, 0);
     Ok((json!({ "before": before, "after": after, "refilled": bytes()? }), figures))
 }
 

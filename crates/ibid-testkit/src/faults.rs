@@ -80,9 +80,9 @@ impl FaultyStore {
         self.bodies.load(Ordering::SeqCst)
     }
 
-    async fn commit_around_locks(&self, change: Arc<Change>) -> Result<Commit, StoreError> {
+    async fn commit_around_locks(&self, change: Arc<Change>, mode: StoreFault) -> Result<Commit, StoreError> {
         if matches!(change.expect, Expect::Due(_)) {
-            if *self.mode.borrow() == StoreFault::LosesTakeovers {
+            if mode == StoreFault::LosesTakeovers {
                 return Err(StoreError::transient("faulty", "commit", "no answer"));
             }
             let stored = self.inner.load(change.id).await?;
@@ -123,9 +123,9 @@ impl Store for FaultyStore {
             let mut mode = self.mode.subscribe();
             // The sender lives as long as the store, so this waits only for another mode.
             let _ = mode.wait_for(|fault| *fault != StoreFault::Hangs).await;
+            let mode = *self.mode.borrow();
             // A store that is not in memory always lets others run meanwhile.
             tokio::task::yield_now().await;
-            let mode = *self.mode.borrow();
             let lost = || Err(StoreError::transient("faulty", "commit", "no answer"));
             match mode {
                 StoreFault::Refuses => Err(StoreError::lasting("faulty", "commit", "permission denied")),
@@ -134,7 +134,9 @@ impl Store for FaultyStore {
                     let _ = self.inner.commit(change, send_by).await;
                     lost()
                 }
-                StoreFault::LosesTakeovers | StoreFault::LocksRows => self.commit_around_locks(change).await,
+                StoreFault::LosesTakeovers | StoreFault::LocksRows => {
+                    self.commit_around_locks(change, mode).await
+                }
                 _ => self.inner.commit(change, send_by).await,
             }
         })

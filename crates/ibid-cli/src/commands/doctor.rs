@@ -19,6 +19,7 @@ mod findings;
 mod identity;
 mod lease;
 mod next_hop;
+mod tuning;
 mod upstream;
 
 /// Prints one line per check. `secrets` is the number of configured fingerprint secrets.

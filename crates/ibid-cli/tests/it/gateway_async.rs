@@ -122,7 +122,7 @@ async fn a_later_delivery_sends_the_original_request(on: On) {
     assert_eq!(delivered.header("x-hop"), None);
 
     assert_eq!((count_attachments(&setup, "canary-token"), count_attachments(&setup, "canary-body")), (0, 0));
-    assert_eq!(count_attachments(&setup, "paid"), 1, "the answer stays");
+    assert!(is_replay(&gateway.call(&request).await), "the answer stays");
     for secret in ["canary-token", "canary-cookie", "canary-body", "canary-key"] {
         assert!(!gateway.log().contains(secret), "`{secret}` in the log: {}", gateway.log());
     }

@@ -127,7 +127,10 @@ async fn a_database_of_a_newer_ibid_is_refused(on: On) {
     let upgrade = "update ibid_meta set value = cast('4711' as blob) where name = 'schema'";
     let cause = match setup.server() {
         Some(server) => {
-            server.sql(server.database(), &format!("insert into ibid_migration values ({number}, '')"));
+            server.sql(
+                server.database(),
+                &format!("insert into ibid_schema_step values ({number}, '', {number})"),
+            );
             format!("is number {number}")
         }
         None => {

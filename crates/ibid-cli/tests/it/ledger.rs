@@ -212,7 +212,8 @@ on_every_store!(our_side_may_be_a_statement_that_writes_nothing);
 
 /// Inserts an effect into the outbox. States: 1 is queued, 3 done, 4 unknown, 6 discarded.
 fn effect(setup: &Setup, key: &str, kind: &str, state: u8, provider_id: Option<&str>) {
-    let bytes = if setup.server().is_some() { "'\\x00'::bytea" } else { "x'00'" };
+    let bytes =
+        if setup.server().is_some() { "'00000000-0000-0000-0000-000000000000'::uuid" } else { "x'00'" };
     let provider_id = provider_id.map_or("null".to_owned(), |id| format!("'{id}'"));
     let done_at = if state == 3 { "1000000" } else { "null" };
     sql(

@@ -46,4 +46,5 @@ mod progress;
 mod reap;
 mod resolve;
 mod resolve_bulk;
+mod restore;
 mod sdk;

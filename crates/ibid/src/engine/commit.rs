@@ -85,8 +85,12 @@ impl Engine {
                     self.count_error(&error);
                     sent |= !error.is_unwritten();
                     if !error.is_transient() {
-                        // The store answered, and refuses this change. That says nothing about other keys.
-                        refusal = UnavailableError::refused_early(RETRY_AFTER_MIN);
+                        // The store answered. If it refuses this one change, that says nothing about other keys; a table or
+                        // a right that is missing concerns all of them.
+                        refusal = match error.is_unwritten() {
+                            true => UnavailableError::refused_early(RETRY_AFTER_MIN),
+                            false => UnavailableError::no_reply(),
+                        };
                         break;
                     }
                     refusal = UnavailableError::no_reply();

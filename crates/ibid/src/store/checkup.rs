@@ -37,6 +37,55 @@ pub struct Checkup {
     pub open_cases: Option<OpenCases>,
     /// Run times of recent requests, by policy; `None` if the tables can't be read or reading took too long.
     pub runs: Option<Vec<RunTimes>>,
+    /// The server's settings that a large store depends on; `None` if there is no server, or no table of ours in it.
+    pub tuning: Option<ServerTuning>,
+}
+
+/// Settings of a server that a large store depends on, and the sizes to compare them with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct ServerTuning {
+    /// Longest time between two checkpoints.
+    pub checkpoint_timeout: Duration,
+    /// Size of the log at which a checkpoint comes earlier.
+    pub max_wal_bytes: u64,
+    /// The server's page cache.
+    pub shared_buffer_bytes: u64,
+    /// Whether autovacuum runs on the table of records.
+    pub has_autovacuum: bool,
+    /// Pause of autovacuum after it has used up its cost limit, in milliseconds; 0: it never pauses.
+    pub vacuum_cost_delay_ms: f64,
+    /// The cost limit of autovacuum.
+    pub vacuum_cost_limit: u64,
+    /// Estimated number of records.
+    pub records: u64,
+    /// Bytes of the indexes on records.
+    pub index_bytes: u64,
+}
+
+impl Default for ServerTuning {
+    /// The settings of a new server, with no records.
+    fn default() -> Self {
+        ServerTuning {
+            checkpoint_timeout: Duration::from_secs(300),
+            max_wal_bytes: 1 << 30,
+            shared_buffer_bytes: 128 << 20,
+            has_autovacuum: true,
+            vacuum_cost_delay_ms: 2.0,
+            vacuum_cost_limit: 200,
+            records: 0,
+            index_bytes: 0,
+        }
+    }
+}
+
+impl ServerTuning {
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut ServerTuning)) -> ServerTuning {
+        change(&mut self);
+        self
+    }
 }
 
 /// State of ibid's tables in a store.

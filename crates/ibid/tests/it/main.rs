@@ -32,6 +32,7 @@ mod reaper;
 mod reconcile;
 mod reference;
 mod request_fixture;
+mod schema_page;
 mod store_memory;
 #[cfg(feature = "postgres")]
 mod store_postgres;

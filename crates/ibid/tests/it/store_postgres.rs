@@ -23,9 +23,11 @@ mod lease_scan;
 mod locks;
 mod open;
 mod plans;
+mod policies;
 mod pooler;
 mod reap_order;
 mod row_location;
+mod slow_reads;
 mod stress;
 #[cfg(feature = "postgres-tls")]
 mod tls;

@@ -170,11 +170,7 @@ async fn a_payment_outlives_its_record(database: TestDatabase) {
     );
     assert!(node.0.stop());
     // Pretend that retention and tombstone are over. The effect is done, so it does not keep the record.
-    let aged = match world.database {
-        TestDatabase::Sqlite(_) => "update ibid_record set expires_at = 1, purge_at = 1 returning 'aged'",
-        _ => "update ibid_record set expires_at = 1, purge_at = 1, reap_at = 1 returning 'aged'",
-    };
-    world.texts(aged).await;
+    world.texts("update ibid_record set expires_at = 1, purge_at = 1, reap_at = 1 returning 'aged'").await;
     let node = world.node("10s");
     world.wait_for_rows("select 'record' from ibid_record", &[]).await;
     assert_eq!(world.texts("select 'payment' from payment where record_id is null").await, ["payment"]);

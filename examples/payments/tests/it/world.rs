@@ -11,6 +11,8 @@ use ibid_testkit::postgres::Postgres;
 use ibid_testkit::processor::{CardProcessor, ChargeFaults, ProcessorOptions};
 use payments::db::Db;
 use serde_json::{Value, json};
+use sqlx::PgPool;
+use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
 use tempfile::TempDir;
 
 use crate::harness::{PATIENCE, Program};
@@ -45,9 +47,19 @@ impl TestDatabase {
         }
     }
 
-    /// Connects to the database.
+    /// Connects to the database. A node must have created the tables: to create them takes the write lock, which a stopped
+    /// node may hold.
     pub(crate) async fn db(&self) -> Db {
-        Db::open(&self.url()).await.expect("the database answers").1
+        match self {
+            TestDatabase::Sqlite(folder) => {
+                let file = SqliteConnectOptions::new().filename(folder.path().join("payments.db"));
+                let patient = file.busy_timeout(Duration::from_secs(10));
+                Db::Sqlite(SqlitePool::connect_with(patient).await.expect("the database answers"))
+            }
+            TestDatabase::Postgres(_) | TestDatabase::OnServer(..) => {
+                Db::Postgres(PgPool::connect(&self.url()).await.expect("the database answers"))
+            }
+        }
     }
 }
 

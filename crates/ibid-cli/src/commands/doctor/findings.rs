@@ -67,6 +67,7 @@ pub(super) fn of(checkup: &Checkup, secrets: usize) -> Vec<Finding> {
     findings.push(secret(secrets, checkup.has_secret));
     findings.push(super::identity::of(checkup.identity.as_deref()));
     findings.push(super::lease::of(checkup.runs.as_deref()));
+    findings.extend(checkup.tuning.iter().flat_map(super::tuning::of));
     findings.push(open_cases(checkup.open_cases));
     findings
 }

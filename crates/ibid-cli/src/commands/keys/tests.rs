@@ -181,7 +181,7 @@ fn filters_are_passed_on_and_an_empty_list_prints_no_data() {
 fn json_has_ids_in_full_and_times_in_rfc_3339() {
     let (_, out, _) = ask_list(&shelf(), KeysListArgs { json: true, ..KeysListArgs::default() });
     let value: Value = serde_json::from_str(&out).unwrap();
-    assert_eq!(value[0]["id"].as_str().unwrap().len(), 64);
+    assert_eq!(value[0]["id"].as_str().unwrap().len(), 32);
     assert_eq!(value[0]["created_at"], "1970-01-01T00:00:00.000Z");
     assert_eq!(value[0]["purge_at"], "never");
     assert_eq!(value[1]["dead_letter"], true);

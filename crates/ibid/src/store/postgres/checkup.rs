@@ -1,6 +1,6 @@
 //! Looks at a server and writes nothing, so that one which opening would refuse can still be described.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use ibid_core::machine::EffectState;
@@ -10,7 +10,9 @@ use tokio_postgres::{Error, Row};
 use super::connection::{Connection, Param};
 use super::target::Target;
 use super::{PostgresOpenError, migrate, open};
-use crate::store::checkup::{Checkup, ClockGap, OpenCases, Pooler, Role, Schema, Setting, Standby, Standbys};
+use crate::store::checkup::{
+    Checkup, ClockGap, OpenCases, Pooler, Role, Schema, ServerTuning, Setting, Standby, Standbys,
+};
 use crate::store::clock::Clock;
 use crate::store::run_times::{POLICIES_MAX, RunRow, RunSampler, RunTimes, SAMPLE_MAX};
 
@@ -42,6 +44,7 @@ pub(super) async fn look(target: &Target) -> Result<Checkup, PostgresOpenError> 
         true => setting(&connection, "identity").await.map_err(failed)?,
         false => None,
     };
+    let tuning = if is_current { Some(tuning(&connection).await.map_err(failed)?) } else { None };
     let runs = if is_current { Some(runs(&connection).await.map_err(failed)?) } else { None };
     // Last, for it may spoil the connection.
     let open_cases = if is_current { open_cases(&connection).await.ok() } else { None };
@@ -59,6 +62,7 @@ pub(super) async fn look(target: &Target) -> Result<Checkup, PostgresOpenError> 
         identity,
         open_cases,
         runs,
+        tuning,
     })
 }
 
@@ -141,6 +145,24 @@ async fn open_cases(connection: &Connection) -> Result<OpenCases, Error> {
         (cases.effects_unknown, cases.effects_dead) = (number(row, 0)?, number(row, 1)?);
     }
     Ok(cases)
+}
+
+async fn tuning(connection: &Connection) -> Result<ServerTuning, Error> {
+    let rows = connection.query_once(include_str!("sql/tuning.sql"), &[]).await?;
+    let Some(row) = rows.first() else { return Ok(ServerTuning::default()) };
+    // A negative number is an estimate that was never made.
+    let number =
+        |column: usize| row.try_get::<_, i64>(column).map(|number| u64::try_from(number).unwrap_or(0));
+    Ok(ServerTuning {
+        checkpoint_timeout: Duration::from_secs(number(0)?),
+        max_wal_bytes: number(1)?,
+        shared_buffer_bytes: number(2)?,
+        has_autovacuum: row.try_get(3)?,
+        vacuum_cost_delay_ms: row.try_get(4)?,
+        vacuum_cost_limit: number(5)?,
+        records: number(6)?,
+        index_bytes: number(7)?,
+    })
 }
 
 /// Reads some thousand rows by the index that the reaper uses.

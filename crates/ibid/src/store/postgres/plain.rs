@@ -136,7 +136,7 @@ impl StoreCore {
         }
         // Until it is done, an error or a panic leaves a transaction open.
         connection.set_spoilt(true);
-        connection.run(open).await?;
+        connection.run(&format!("{open}; {CUT_OFF_IDLE}")).await?;
         let tried = self.apply_all(connection, change, policy, options).await;
         // If the rollback fails, the connection is closed, and the server rolls back.
         let end = if matches!(tried, Ok(Tried::Done(_))) { "commit" } else { "rollback" };
@@ -294,6 +294,10 @@ const OP: &str = "commit";
 /// Begins the transaction of a first try. Most locks are held for a commit's time; a change that meets a longer one must not
 /// hold up those behind it.
 const OPEN_PROMPT: &str = concat!(include_str!("sql/open_hot.sql"), "; set local lock_timeout = '25ms'");
+
+/// Lets the server end a transaction whose process stopped between two statements. Otherwise a process that is suspended, or
+/// cut off by the network, would keep the row locked until the connection is found dead.
+const CUT_OFF_IDLE: &str = "set local idle_in_transaction_session_timeout = '10s'";
 
 /// How often a change is tried because its row moved under it: with the pauses about 30 ms, in which any commit ends except
 /// one that waits for an operator or a network.

@@ -202,6 +202,7 @@ impl View<'_> {
             statement.query_row([], |row| row.get::<_, f64>(0))
         };
         let all = number(include_str!("sql/count_estimate.sql"))?.max(0.0) as u64;
+        let completed = self.count_small(State::FINAL)?.map_or(RowCount::Estimated(all), RowCount::Exact);
         let letters: i64 = {
             let mut letters = self.connection.prepare_cached(include_str!("sql/count_dead_letters.sql"))?;
             letters.query_row([], |row| row.get(0))?
@@ -212,7 +213,7 @@ impl View<'_> {
         let effects: i64 = effects.query_row([], |row| row.get(0))?;
         Ok(RecordCounts {
             by_state: std::array::from_fn(|at| match State::ALL[at] {
-                State::FINAL => RowCount::Estimated(all),
+                State::FINAL => completed,
                 _ => RowCount::Exact(by_state[at]),
             }),
             dead_letters: RowCount::Exact(letters.cast_unsigned()),
@@ -220,7 +221,20 @@ impl View<'_> {
             oldest_unknown: oldest.map(|at| self.now.since(Timestamp::from_micros(at))),
         })
     }
+
+    /// Counts records in one state if the table is small; `None` if it is not.
+    fn count_small(&self, state: State) -> rusqlite::Result<Option<u64>> {
+        let mut count = self.connection.prepare_cached(include_str!("sql/count_small.sql"))?;
+        let (in_state, rows): (i64, i64) = count
+            .query_row([i64::from(COUNTED_MAX), i64::from(state.code())], |row| {
+                Ok((row.get(0)?, row.get(1)?))
+            })?;
+        Ok((rows <= i64::from(COUNTED_MAX)).then_some(in_state.cast_unsigned()))
+    }
 }
+
+/// Largest table whose completed records are counted: a millisecond. With more an estimate is good enough.
+const COUNTED_MAX: u32 = 10_000;
 
 const LIST: &str = "list";
 

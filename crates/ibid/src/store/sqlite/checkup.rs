@@ -41,6 +41,7 @@ pub(super) fn look(file: &StoreFile) -> Result<Checkup, SqliteOpenError> {
         identity: setting("identity")?,
         open_cases: is_current.then(|| open_cases(&connection)).transpose().map_err(failed)?,
         runs: is_current.then(|| run_times(&connection)).transpose().map_err(failed)?,
+        tuning: None,
     })
 }
 

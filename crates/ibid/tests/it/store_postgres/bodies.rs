@@ -90,7 +90,8 @@ async fn the_reaper_removes_only_the_bodies_of_reaped_records() {
         other => panic!("a fresh name is free: {other:?}"),
     };
     let records: Vec<Arc<Record>> = begins.iter().map(record).collect();
-    assert_eq!(server.sql(&database, "select count(distinct created_at) from ibid_record"), "1");
+    let instants = server.sql(&database, "select count(distinct created_at) from ibid_record");
+    assert!(instants.parse::<u32>().expect("a number") < 20, "some begin at the same instant: {instants}");
     commit_all(&*store, records.iter().map(|record| finish(record)).collect()).await;
     pass(&server, &database, SECOND);
     assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 10);
@@ -122,7 +123,7 @@ async fn a_record_that_changes_under_the_reaper_is_left_alone() {
         let hold = format!(
             "{}; {};
              insert into ibid_effect_call (birth, owes, letter, record, name, downstream_key, rules)
-             values (1, false, false, '\\x{}', 'mail', 'd', '{{}}');
+             values (1, false, false, '{}', 'mail', 'd', '{{}}');
              insert into ibid_effect (seq, nonce, lease_us, created_at, count, tries, state, blocked, dead_letter, tenant, kind)
              select seq, 1, 0, 0, 1, 0, 1, false, false, 'shop', 'http' from ibid_effect_call;
              create function hold() returns boolean language plpgsql set lock_timeout = 0 as

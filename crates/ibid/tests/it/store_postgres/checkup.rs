@@ -49,6 +49,24 @@ async fn a_look_makes_nothing_and_tells_how_far_the_schema_is() {
 }
 
 #[tokio::test]
+async fn the_checkup_reads_the_settings_of_a_large_store() {
+    let server = Postgres::start_with(&[("checkpoint_timeout", "30min"), ("max_wal_size", "8GB")]);
+    let database = server.create_database();
+    assert!(checkup(&server.url_for(&database)).await.tuning.is_none(), "there is no table of ours yet");
+    drop(open(&server, &database).await);
+    let alter = "alter table ibid_record set (autovacuum_enabled = false, autovacuum_vacuum_cost_delay = 0)";
+    server.sql(&database, alter);
+    let tuning = checkup(&server.url_for(&database)).await.tuning.expect("a server");
+    assert_eq!((tuning.checkpoint_timeout.as_secs(), tuning.max_wal_bytes), (1800, 8 << 30));
+    assert_eq!(
+        (tuning.has_autovacuum, tuning.vacuum_cost_delay_ms, tuning.vacuum_cost_limit),
+        (false, 0.0, 200)
+    );
+    assert_eq!(tuning.records, 0);
+    assert!(tuning.index_bytes > 0 && tuning.shared_buffer_bytes > 0, "{tuning:?}");
+}
+
+#[tokio::test]
 async fn the_checkup_reads_the_settings_of_our_session() {
     let server = Postgres::start_with(&[("full_page_writes", "off")]);
     let database = server.create_database();

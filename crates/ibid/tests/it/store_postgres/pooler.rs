@@ -21,12 +21,18 @@ async fn a_pooler_is_seen_and_so_is_that_it_mixes_statements() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_store_keeps_its_word_behind_a_pooler() {
-    write_behind(Settings::Ignored).await;
+    write_behind(Settings::Ignored, "?prepare=false").await;
+}
+
+/// The store sees that prepared statements are mixed up, and uses none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_store_prepares_nothing_behind_a_pooler_that_mixes() {
+    write_behind(Settings::Ignored, "").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_store_works_behind_a_pooler_that_refuses_settings() {
-    write_behind(Settings::Refused).await;
+    write_behind(Settings::Refused, "?prepare=false").await;
 }
 
 /// Treatment of startup settings by a pooler.
@@ -36,9 +42,9 @@ enum Settings {
     Refused,
 }
 
-async fn write_behind(settings: Settings) {
+async fn write_behind(settings: Settings, parameters: &str) {
     let server = Postgres::start();
-    let url = format!("{}?prepare=false", pooler_before(&server, settings).await);
+    let url = format!("{}{parameters}", pooler_before(&server, settings).await);
     let store = Arc::new(PostgresStore::open(&url, options()).await.expect("the store opens"));
     let mut writers = tokio::task::JoinSet::new();
     for _ in 0..8 {

@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use ibid::store::checkup::ServerTuning;
 use ibid::store::run_times::RunTimes;
 
 use super::*;
@@ -30,6 +31,7 @@ fn healthy() -> Checkup {
             p99: Duration::from_millis(40),
             lease: Duration::from_secs(60),
         }]),
+        tuning: Some(ServerTuning::default()),
     }
 }
 

@@ -77,8 +77,8 @@ impl CommitQueue {
             if send_by.is_some()
                 && let Some(oldest) = queue.full_since(&change, now)
             {
-                let reason = format!("too many begins wait, the oldest for {} ms", oldest.as_millis());
-                return Err(StoreError::transient(KIND, OP, reason).unwritten());
+                tracing::debug!(oldest_ms = oldest.as_millis(), "a begin was refused: too many wait");
+                return Err(StoreError::overloaded(KIND, OP));
             }
             queue.push(Item { change, reply, queued_at: now, send_by }, |change| self.0.path(change));
             self.0.wake(&queue);
@@ -274,7 +274,7 @@ async fn commit_plain(shared: &Shared, item: Item, wait: LockWait) {
 }
 
 fn unsent() -> StoreError {
-    StoreError::transient(KIND, OP, "it was not sent in time").unwritten()
+    StoreError::overloaded(KIND, OP)
 }
 
 const OP: &str = "commit";

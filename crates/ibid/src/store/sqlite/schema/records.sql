@@ -46,10 +46,10 @@ create table ibid_record (
   attempt integer,                  -- set by each begin of an attempt: number of attempts; null for 1
   point integer,                    -- set by each phase: number of the last committed one; null for 0
   fingerprint blob,                 -- set by every write: secret id and digest of the request; null after a 401 or 403
-  tenant text not null,             -- set by every write; empty in a tombstone, as are method, path and key
-  method text not null,
-  path text not null,
-  key text not null,
+  tenant text not null,             -- set by every write; emptied by the reaper in a tombstone
+  method text not null,             -- set by every write; emptied by the reaper in a tombstone
+  path text not null,               -- set by every write; emptied by the reaper in a tombstone
+  key text not null,                -- set by every write; emptied by the reaper in a tombstone
   note text,                        -- set by every write: small details as JSON; null if all have their defaults
   status integer,                   -- set by the write that stores a response or learns its status
   lines blob,                       -- set with a response: header lines, then an empty line and trailers; null: no response
@@ -68,7 +68,7 @@ create index ibid_record_dead_letter on ibid_record (row) where flags & 1 = 1;
 
 -- The last row that was ordered. One row; lowered with the last record when the reaper deletes that.
 create table ibid_ordered (
-  one integer primary key check (one = 1),
+  one integer primary key check (one = 1), -- set by the schema: 1, so that there is one row
   up_to integer not null            -- set by the ordering of new rows, and by the reaper: ibid_record.row
 ) strict;
 insert into ibid_ordered (one, up_to) values (1, 0);

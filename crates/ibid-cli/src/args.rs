@@ -288,8 +288,8 @@ pub(crate) struct KeysListArgs {
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) limit: u32,
 
-    /// Only ids after this one, to continue an earlier list [default: from the first]
-    #[arg(long, value_name = "ID")]
+    /// Continue an earlier list behind this cursor, which that list ended with [default: from the start]
+    #[arg(long, value_name = "CURSOR")]
     pub(crate) after: Option<String>,
 
     /// Print one JSON array, ids in full [default: a table]

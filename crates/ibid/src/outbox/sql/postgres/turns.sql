@@ -14,7 +14,8 @@
 -- effect that another transaction has locked is skipped, and its turn stays for the next look: two looks that wait for each
 -- other's effects would deadlock, and that transaction may roll back.
 -- The first effect is found by one step into its index: the server would walk the primary key instead, and read all effects
--- before it, if tenant and aggregate were compared for equality.
+-- before it, if tenant and aggregate were compared for equality. Effects are locked one by one for the same reason: for a list
+-- of numbers the server may choose to read the whole table, and keeps that plan when the table has grown.
 -- Invariant: if the first open effect of an aggregate is blocked, the aggregate has a turn.
 with picked as materialized (
        select x.id, x.tenant, x.aggregate
@@ -36,14 +37,20 @@ with picked as materialized (
        ) o on o.tenant = a.tenant and o.aggregate = a.aggregate
      ),
      locked as materialized (
-       select e.seq
-       from ibid_effect e
-       where e.seq = any (array(select h.seq from head h where h.blocked)) and e.blocked and e.done_at is null
-       for no key update of e skip locked
+       select e.seq, e.tid
+       from (select h.seq from head h where h.blocked) h
+       cross join lateral (
+         select x.seq, x.ctid as tid
+         from ibid_effect x
+         where x.seq = h.seq and x.blocked and x.done_at is null
+         limit 1
+         for no key update of x skip locked
+       ) e
      ),
      unblocked as (
+       -- A locked row stays where it is, so its location finds it without an index.
        update ibid_effect e set blocked = false
-       where e.seq = any (array(select l.seq from locked l))
+       where e.ctid = any (array(select l.tid from locked l))
        returning 1
      ),
      handled as (

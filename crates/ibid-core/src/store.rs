@@ -213,7 +213,7 @@ impl FromStr for Cursor {
     type Err = CursorError;
 
     fn from_str(text: &str) -> Result<Cursor, CursorError> {
-        let is_hex = text.len() % 2 == 0 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let is_hex = text.len().is_multiple_of(2) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         if !is_hex || text.len() > CURSOR_TEXT_MAX {
             return Err(CursorError);
         }

@@ -533,7 +533,7 @@ async fn a_record_that_can_not_be_read_hides_no_other() {
         records.into_iter().map(|stored| stored.record.id).collect::<Vec<_>>()
     };
     assert_eq!((due_ids(100).await, due_ids(1).await), (ids[1..].to_vec(), ids[1..2].to_vec()));
-    assert_eq!(list_len(&*store, 3).await, 3);
+    assert_eq!(list_len(&store, 3).await, 3);
     assert!(!store.load(ids[0]).await.expect_err("it can't be read").is_transient());
 }
 

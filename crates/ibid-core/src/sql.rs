@@ -39,7 +39,7 @@ pub trait SqlTx: Send {
 
 /// A transaction that ibid owns and ends. The caller cannot commit it, so a refused change stays uncommitted.
 pub trait OwnedTx: SqlTx + Sized {
-    /// Commits the transaction.
+    /// Commits the transaction, durably.
     ///
     /// # Errors
     ///

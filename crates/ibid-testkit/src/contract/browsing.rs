@@ -207,21 +207,21 @@ pub async fn a_history_is_in_order_and_outlives_its_record(subject: &dyn StoreUn
     (late.draft, late.expect) = (None, Expect::Anything);
     commit(&*store, &late).await;
 
-    let told = history(&*store, name.id).await;
+    let written = history(&*store, name.id).await;
     let mut words = vec![(HistoryKind::Operator, "zero"), (HistoryKind::Lapse, "one")];
     words.extend(HistoryKind::ALL.map(|what| (what, what.name())));
     words.extend([(HistoryKind::Settled, ""), (HistoryKind::LateAnswer, "last \u{2713}")]);
-    let lines: Vec<_> = told.iter().map(|(_, line)| (line.what, line.detail.as_str())).collect();
+    let lines: Vec<_> = written.iter().map(|(_, line)| (line.what, line.detail.as_str())).collect();
     assert_eq!(lines, words, "every line, in the order of the writes");
-    assert_eq!(told[0].0, first.record.created_at, "with the store's time of its write");
-    assert!(told[1].0 > told[0].0 && told[1].0 == told[2].0, "one change, one instant");
+    assert_eq!(written[0].0, first.record.created_at, "with the store's time of its write");
+    assert!(written[1].0 > written[0].0 && written[1].0 == written[2].0, "one change, one instant");
     let other = browse(&*store).history(TestRecord::fresh().id).await.expect("a history is read");
     assert_eq!(other, vec![], "who did nothing has none");
 
     subject.advance(TICK).await;
     reap_all(&*store, ReapTarget::Records).await;
     assert_eq!(load(&*store, name.id).await, None, "the record is gone");
-    assert_eq!(history(&*store, name.id).await, told, "what happened stays told");
+    assert_eq!(history(&*store, name.id).await, written, "history outlives its record");
 }
 
 /// Returns the ids of one page, sorted, and where the next one begins. A store chooses its own order.

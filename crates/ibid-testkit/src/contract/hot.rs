@@ -76,10 +76,10 @@ pub async fn of_a_finish_and_a_takeover_after_the_lease_one_wins(subject: &dyn S
             let stored = load(&*store, record.id).await.expect("it exists");
             match (ended, taken) {
                 (Commit::Done(_), Commit::Conflict(_)) => assert!(finish.is_stored_as(&stored)),
-                (Commit::Conflict(Some(told)), Commit::Done(_)) => {
+                (Commit::Conflict(Some(newer)), Commit::Done(_)) => {
                     assert!(takeover.is_stored_as(&stored));
                     assert_eq!(
-                        (told.record, stored.response),
+                        (newer.record, stored.response),
                         (stored.record, None),
                         "the conflict names the new owner"
                     );
@@ -174,7 +174,7 @@ pub async fn a_fresh_record_is_due_once_when_its_lease_is_over(subject: &dyn Sto
     let first = put(&*store, &fresh(&names[0], ms(1))).await.record;
     put(&*store, &other(&names[1], Some(ms(2)))).await;
     put(&*store, &fresh(&names[2], ms(3))).await;
-    put(&*store, &answering(other(&names[3], Some(ms(4))), b"beside")).await;
+    put(&*store, &answering(other(&names[3], Some(ms(4))), b"inline")).await;
     put(&*store, &fresh(&names[4], ms(5))).await;
     put(&*store, &fresh(&names[5], LONG)).await;
     put(&*store, &other(&names[6], None)).await;
@@ -309,14 +309,14 @@ pub async fn each_of_a_mixed_batch_has_its_own_fate(subject: &dyn StoreUnderTest
         if fitting_ids.contains(&change.id) {
             assert!(matches!(fates[&change.id], Commit::Done(_)), "refused: {change:?}");
             assert!(change.is_stored_as(&stored), "what was reported is stored");
-            let told = if store.browse().is_some() { change.history.len() } else { 0 };
-            assert_eq!(lines, told, "its history is written once");
+            let expected = if store.browse().is_some() { change.history.len() } else { 0 };
+            assert_eq!(lines, expected, "its history is written once");
             assert_eq!(stored.response, change.response.clone().map(SavedResponse::Plain));
         } else {
-            let Commit::Conflict(Some(told)) = &fates[&change.id] else { panic!("taken: {change:?}") };
+            let Commit::Conflict(Some(newer)) = &fates[&change.id] else { panic!("taken: {change:?}") };
             assert!(!change.is_stored_as(&stored), "what was refused is not stored");
             assert_eq!(
-                (&told.record, &told.response),
+                (&newer.record, &newer.response),
                 (&stored.record, &stored.response),
                 "the conflict has the stored record"
             );

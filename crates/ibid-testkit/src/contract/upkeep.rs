@@ -88,7 +88,7 @@ pub async fn due_gives_one_state_longest_due_first(subject: &dyn StoreUnderTest)
     let store = subject.store();
     let names: Vec<TestRecord> = (0..7).map(|_| TestRecord::fresh()).collect();
     let lapsing = |name: &TestRecord, state, due_in| {
-        answering(insert(name, Draft { due_in, ..draft(name, state) }), b"beside")
+        answering(insert(name, Draft { due_in, ..draft(name, state) }), b"inline")
     };
     let ms = |n| Some(Duration::from_millis(n));
     commit_all(
@@ -112,7 +112,7 @@ pub async fn due_gives_one_state_longest_due_first(subject: &dyn StoreUnderTest)
     lapsed.sort_by_key(|stored| stored.record.due_at);
     let expected: Vec<RecordId> = lapsed.iter().take(3).map(|stored| stored.record.id).collect();
     assert_eq!(ids, expected, "longest due first, no more than asked");
-    assert_eq!(due_records[2].body(), Some(&b"beside"[..]), "with all that a load gives");
+    assert_eq!(due_records[2].body(), Some(&b"inline"[..]), "with all that a load gives");
     assert!(due_records.iter().all(|stored| stored.record.is_due(stored.now)), "nothing before its time");
     let all = due(&*store, State::Unknown, 100).await;
     assert_eq!(all.len(), 4, "neither the later nor the never due");

@@ -102,6 +102,8 @@ const EDGES: &[Edge] = &[
     ("ibid::upkeep", &["ibid::axum", "ibid::http", "ibid::store", "ibid::operator"]),
     ("ibid::operator", &["ibid::axum", "ibid::http"]),
     ("ibid::axum", &["ibid::engine", "ibid::store", "ibid_core::machine"]),
+    // It serves the stores and callers' transactions, and knows neither.
+    ("ibid::record_sql", LAYERS),
     ("ibid::telemetry", LAYERS),
     ("ibid::failpoint", LAYERS),
     ("ibid::random", LAYERS),

@@ -51,7 +51,7 @@ pub struct ServerTuning {
     pub max_wal_bytes: u64,
     /// The server's page cache.
     pub shared_buffer_bytes: u64,
-    /// Whether autovacuum runs on the table of records.
+    /// `true` if autovacuum runs on the table of records.
     pub has_autovacuum: bool,
     /// Pause of autovacuum after it has used up its cost limit, in milliseconds; 0: it never pauses.
     pub vacuum_cost_delay_ms: f64,

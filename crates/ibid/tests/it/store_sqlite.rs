@@ -408,7 +408,7 @@ async fn bodies_go_with_their_records() {
     subject.hands.advance(TICK);
     let step = store.reap(ReapTarget::Records, None, 600).await.expect("a reaping succeeds");
     assert_eq!(step.removed, 600);
-    assert_eq!(listed(store, 1000).await, 100);
+    assert_eq!(list_len(store, 1000).await, 100);
     let step = store.reap(ReapTarget::Records, None, u32::MAX).await.expect("a reaping succeeds");
     assert_eq!((step.removed, step.next), (100, None));
     let bodies: i64 = subject
@@ -533,7 +533,7 @@ async fn a_record_that_can_not_be_read_hides_no_other() {
         records.into_iter().map(|stored| stored.record.id).collect::<Vec<_>>()
     };
     assert_eq!((due_ids(100).await, due_ids(1).await), (ids[1..].to_vec(), ids[1..2].to_vec()));
-    assert_eq!(listed(&store, 3).await, 3);
+    assert_eq!(list_len(&store, 3).await, 3);
     assert!(!store.load(ids[0]).await.expect_err("it can't be read").is_transient());
 }
 
@@ -543,7 +543,7 @@ async fn send(store: &SqliteStore, change: &Change) -> Result<Commit, StoreError
 }
 
 /// Returns how many records a list of `limit` has.
-async fn listed(store: &SqliteStore, limit: u32) -> usize {
+async fn list_len(store: &SqliteStore, limit: u32) -> usize {
     let filter = RecordFilter::default().with(|filter| filter.limit = limit);
     browse(store).list(filter).await.expect("a list").items.len()
 }

@@ -21,18 +21,18 @@ fn number(subject: &Sqlite, sql: &str) -> i64 {
 }
 
 /// Begins and finishes a record that goes `kept` after its finish.
-async fn completed(subject: &Sqlite, kept: Duration) -> TestRecord {
+async fn put_completed(subject: &Sqlite, kept: Duration) -> TestRecord {
     let name = TestRecord::fresh();
-    let begun = put(&*subject.store, &fresh(&name, LONG)).await;
+    let begin = put(&*subject.store, &fresh(&name, LONG)).await;
     let draft = Draft { expires_in: Some(kept), purge_in: Some(kept), ..draft(&name, State::Completed) };
-    put(&*subject.store, &replace(&begun.record, draft)).await;
+    put(&*subject.store, &replace(&begin.record, draft)).await;
     name
 }
 
 #[tokio::test]
 async fn a_plain_key_enters_no_index_but_the_ids() {
     let subject = sqlite();
-    completed(&subject, LONG).await;
+    put_completed(&subject, LONG).await;
     let rows = "select count(*) from ibid_record where watch_at is not null or reap_at is not null";
     assert_eq!(number(&subject, rows), 0);
     assert!(due(&*subject.store, State::InProgress, 10).await.is_empty());
@@ -49,17 +49,17 @@ async fn a_first_lease_is_found_by_the_ordering_and_once() {
     let subject = sqlite();
     let name = TestRecord::fresh();
     put(&*subject.store, &fresh(&name, TICK)).await;
-    completed(&subject, LONG).await;
+    put_completed(&subject, LONG).await;
     assert!(due(&*subject.store, State::InProgress, 10).await.is_empty(), "it is not due yet");
     subject.hands.advance(TICK);
-    let found = due(&*subject.store, State::InProgress, 10).await;
-    assert_eq!(found.iter().map(|stored| stored.record.id).collect::<Vec<_>>(), [name.id]);
+    let lapsed = due(&*subject.store, State::InProgress, 10).await;
+    assert_eq!(lapsed.iter().map(|stored| stored.record.id).collect::<Vec<_>>(), [name.id]);
 }
 
 #[tokio::test]
 async fn a_reused_row_number_is_ordered_again() {
     let subject = sqlite();
-    completed(&subject, Duration::ZERO).await;
+    put_completed(&subject, Duration::ZERO).await;
     subject.hands.advance(TICK);
     assert_eq!(reap_all(&*subject.store, ReapTarget::Records).await.removed, 1);
     let name = TestRecord::fresh();
@@ -73,9 +73,9 @@ async fn a_reused_row_number_is_ordered_again() {
 async fn a_record_that_outlives_its_ordering_is_reaped() {
     let subject = sqlite();
     let name = TestRecord::fresh();
-    let begun = put(&*subject.store, &fresh(&name, LONG)).await;
+    let begin = put(&*subject.store, &fresh(&name, LONG)).await;
     assert!(due(&*subject.store, State::InProgress, 10).await.is_empty(), "now it is ordered");
-    let finish = replace(&begun.record, Draft { purge_in: Some(TICK), ..draft(&name, State::Completed) });
+    let finish = replace(&begin.record, Draft { purge_in: Some(TICK), ..draft(&name, State::Completed) });
     put(&*subject.store, &finish).await;
     subject.hands.advance(TICK);
     assert_eq!(reap_all(&*subject.store, ReapTarget::Records).await.removed, 1);
@@ -85,10 +85,10 @@ async fn a_record_that_outlives_its_ordering_is_reaped() {
 async fn a_range_is_visited_again_for_tombstones_and_later_rows() {
     let subject = sqlite();
     let name = TestRecord::fresh();
-    let begun = put(&*subject.store, &fresh(&name, LONG)).await;
-    let kept = Draft { expires_in: Some(TICK), purge_in: Some(3 * TICK), ..draft(&name, State::Completed) };
-    put(&*subject.store, &replace(&begun.record, kept)).await;
-    completed(&subject, 2 * TICK).await;
+    let begin = put(&*subject.store, &fresh(&name, LONG)).await;
+    let finish = Draft { expires_in: Some(TICK), purge_in: Some(3 * TICK), ..draft(&name, State::Completed) };
+    put(&*subject.store, &replace(&begin.record, finish)).await;
+    put_completed(&subject, 2 * TICK).await;
     subject.hands.advance(TICK);
     let first = reap_all(&*subject.store, ReapTarget::Records).await;
     assert_eq!((first.stripped, first.removed), (1, 0));
@@ -105,11 +105,11 @@ async fn a_range_is_visited_again_for_tombstones_and_later_rows() {
 async fn a_dead_letter_stays_and_its_range_is_done() {
     let subject = sqlite();
     let name = TestRecord::fresh();
-    let begun = put(&*subject.store, &fresh(&name, LONG)).await;
+    let begin = put(&*subject.store, &fresh(&name, LONG)).await;
     let flags = Flags { dead_letter: true, ..Flags::default() };
     let letter = Draft { flags, purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
-    put(&*subject.store, &replace(&begun.record, letter)).await;
-    completed(&subject, Duration::ZERO).await;
+    put(&*subject.store, &replace(&begin.record, letter)).await;
+    put_completed(&subject, Duration::ZERO).await;
     subject.hands.advance(TICK);
     let step = subject.store.reap(ReapTarget::Records, None, 100).await.expect("a step");
     assert_eq!((step.removed, step.next, step.behind), (1, None, Some(TICK)));
@@ -123,7 +123,7 @@ async fn a_dead_letter_stays_and_its_range_is_done() {
 async fn all_records_of_a_small_table_are_counted() {
     let subject = sqlite();
     for _ in 0..3 {
-        completed(&subject, LONG).await;
+        put_completed(&subject, LONG).await;
     }
     for state in [State::InProgress, State::Unknown, State::Unknown, State::Pending, State::Retryable] {
         let name = TestRecord::fresh();
@@ -146,7 +146,7 @@ async fn every_list_pages_to_its_end() {
         insert(name, Draft { flags, due_in: None, ..draft(name, State::Unknown) })
     };
     commit_all(&*subject.store, names.iter().map(unknown).collect()).await;
-    completed(&subject, LONG).await;
+    put_completed(&subject, LONG).await;
     let by_state = RecordFilter::default().with(|filter| filter.state = Some(State::Unknown));
     let letters = RecordFilter::default().with(|filter| filter.dead_letter = true);
     let tenant = names[0].identity.tenant.as_str().to_owned();
@@ -181,7 +181,7 @@ async fn a_policy_goes_when_no_record_can_name_it() {
     let policy = Arc::new(policy);
     let (open, done) = (TestRecord::fresh(), TestRecord::fresh());
     let under = |draft: Draft| Draft { policy: policy.clone(), ..draft };
-    let begun =
+    let begin =
         put(store, &insert(&open, under(Draft { due_in: Some(LONG), ..draft(&open, State::InProgress) })))
             .await;
     let going = Draft { purge_in: Some(TICK), ..draft(&done, State::Completed) };
@@ -190,7 +190,7 @@ async fn a_policy_goes_when_no_record_can_name_it() {
     reap_all(store, ReapTarget::Records).await;
     assert_eq!(reap_all(store, ReapTarget::Policies).await.removed, 0, "an open record names it");
     let purged = under(Draft { purge_in: Some(Duration::ZERO), ..draft(&open, State::Completed) });
-    put(store, &replace(&begun.record, purged)).await;
+    put(store, &replace(&begin.record, purged)).await;
     subject.hands.advance(Duration::from_secs(30 * 24 * 3600));
     assert_eq!(
         browse(store).count_reapable(ReapTarget::Policies).await.expect("a count").remove,
@@ -265,8 +265,8 @@ async fn renewals_share_the_commits_of_changes() {
 async fn the_view_shows_names_and_readable_instants() {
     let subject = sqlite();
     let name = TestRecord::fresh();
-    let begun = put(&*subject.store, &fresh(&name, LONG)).await;
-    put(&*subject.store, &finished(&begun.record, b"{}")).await;
+    let begin = put(&*subject.store, &fresh(&name, LONG)).await;
+    put(&*subject.store, &finished(&begin.record, b"{}")).await;
     let view = "select id, state, flags, attempt, created_at, header_lines, body_bytes from ibid_records";
     let row = subject.file.other_connection().query_row(view, [], |row| {
         let texts = (row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?);

@@ -67,9 +67,23 @@ enum ListOrder {
     Ids,
 }
 
+/// The statement that counts through indexes. Its columns are those of [`State::WAITING`], in their order.
+pub(super) const COUNT: &str = include_str!("sql/count.sql");
+
+/// Returns the codes of [`State::WAITING`], as [`COUNT`] takes them.
+pub(super) fn waiting_codes() -> [i64; 3] {
+    State::WAITING.map(|state| i64::from(state.code()))
+}
+
+/// Returns the parameters of [`COUNT`].
+pub(super) fn waiting_params(codes: &[i64; 3]) -> [Param<'_>; 3] {
+    let [pending, retryable, unknown] = codes;
+    [(pending, Type::INT8), (retryable, Type::INT8), (unknown, Type::INT8)]
+}
+
 impl ListOrder {
     fn of(filter: &RecordFilter) -> ListOrder {
-        let waits = matches!(filter.state, Some(State::Pending | State::Retryable | State::Unknown));
+        let waits = filter.state.is_some_and(|state| State::WAITING.contains(&state));
         match (filter.dead_letter, waits) {
             (true, _) => ListOrder::DeadLetters,
             (false, true) => ListOrder::Waiting,
@@ -133,11 +147,11 @@ impl StoreCore {
     async fn count_records(&self) -> Result<RecordCounts, StoreError> {
         const OP: &str = "count";
         let mut reader = self.slow_reader(OP).await?;
-        let rows = reader.query(OP, include_str!("sql/count.sql"), &[]).await?;
+        let codes = waiting_codes();
+        let rows = reader.query(OP, COUNT, &waiting_params(&codes)).await?;
         let Some(row) = rows.first() else { return Ok(RecordCounts::default()) };
         let counted = |column| get::<i64>(OP, row, column).map(i64::cast_unsigned);
-        let waiting =
-            [(State::Pending, counted(0)?), (State::Retryable, counted(1)?), (State::Unknown, counted(2)?)];
+        let waiting = [counted(0)?, counted(1)?, counted(2)?];
         let mut counts =
             RecordCounts { dead_letters: RowCount::Exact(counted(4)?), ..RecordCounts::default() };
         let oldest: Option<i64> = get(OP, row, 3)?;
@@ -156,16 +170,18 @@ impl StoreCore {
             let (codes, shares): (Option<Vec<i64>>, Option<Vec<f64>>) = (get(OP, row, 8)?, get(OP, row, 9)?);
             let total: Option<f64> = get(OP, row, 7)?;
             let estimate = estimates(total, codes.unwrap_or_default(), shares.unwrap_or_default());
-            for state in [State::InProgress, State::Completed] {
+            for state in [State::LEASED, State::FINAL] {
                 counts.by_state[index(state)] = estimate(state);
             }
-            waiting.iter().for_each(|(state, rows)| counts.by_state[index(*state)] = RowCount::Exact(*rows));
+            for (state, rows) in State::WAITING.into_iter().zip(waiting) {
+                counts.by_state[index(state)] = RowCount::Exact(rows);
+            }
         }
         counts.dead_effects = RowCount::Exact(count_dead_effects(&mut reader, OP).await?);
         Ok(counts)
     }
 
-    /// Walks all records, page by page.
+    /// Reads all records, page by page.
     async fn search_secret(&self, known: Vec<SecretId>) -> Result<Option<SecretId>, StoreError> {
         const OP: &str = "look for secrets";
         let known: Vec<Vec<u8>> = known.iter().map(|id| id.to_bytes().to_vec()).collect();

@@ -7,6 +7,7 @@ use ibid_core::machine::EffectState;
 use tokio_postgres::types::{FromSqlOwned, Type};
 use tokio_postgres::{Error, Row};
 
+use super::browse::{COUNT, waiting_codes, waiting_params};
 use super::connection::{Connection, Param};
 use super::target::Target;
 use super::{PostgresOpenError, migrate, open};
@@ -19,7 +20,7 @@ use crate::store::run_times::{POLICIES_MAX, RunRow, RunSampler, RunTimes, SAMPLE
 /// Describes the server that answers.
 pub(super) async fn look(target: &Target) -> Result<Checkup, PostgresOpenError> {
     let connection = target.dial().await.map_err(|error| open::unreachable(target, error))?;
-    let failed = |error| open::failed(target, error);
+    let failed = |error| open::open_error(target, error);
     let (row, clock) = ask(&connection).await.map_err(failed)?;
     let text = |column: usize| row.try_get::<_, String>(column).map_err(failed);
     let flag = |column: usize| row.try_get::<_, bool>(column).map_err(failed);
@@ -46,7 +47,7 @@ pub(super) async fn look(target: &Target) -> Result<Checkup, PostgresOpenError> 
     };
     let tuning = if is_current { Some(tuning(&connection).await.map_err(failed)?) } else { None };
     let runs = if is_current { Some(runs(&connection).await.map_err(failed)?) } else { None };
-    // Last, for it may spoil the connection.
+    // Last, because it may spoil the connection.
     let open_cases = if is_current { open_cases(&connection).await.ok() } else { None };
     Ok(Checkup {
         software: format!("PostgreSQL {}", text(0)?),
@@ -66,7 +67,7 @@ pub(super) async fn look(target: &Target) -> Result<Checkup, PostgresOpenError> 
     })
 }
 
-/// The server's row, and its clock beside ours: it was read somewhere between question and answer.
+/// Reads the server's facts and compares its clock with this node's. The server read it between question and reply.
 async fn ask(connection: &Connection) -> Result<(Row, ClockGap), Error> {
     let (node, began) = (Clock::system().now(), Instant::now());
     let mut rows = connection.query_once(include_str!("sql/checkup.sql"), &[]).await?;
@@ -86,7 +87,7 @@ fn durability(fsync: String, commit: String, pages: String, awaited: &str) -> Ve
 }
 
 async fn schema(target: &Target, connection: &Connection) -> Result<Schema, PostgresOpenError> {
-    match migrate::applied(target, connection).await {
+    match migrate::read_schema(target, connection).await {
         Ok(applied) if applied.step == 0 => Ok(Schema::Absent),
         Ok(applied) => Ok(Schema::Step { found: applied.step, known: migrate::KNOWN }),
         Err(PostgresOpenError::FromTheFuture { found, known, .. }) => Ok(Schema::Step { found, known }),
@@ -116,7 +117,7 @@ pub(super) async fn pooler(target: &Target, connection: &Connection) -> Result<P
     if first == again && first != other {
         return Ok(Pooler::NotSeen);
     }
-    if connection.prepared(SESSION, &[]).await?.is_none() {
+    if connection.prepare_statement(SESSION, &[]).await?.is_none() {
         return Ok(Pooler::Seen);
     }
     let mixed: bool = one(&second, include_str!("sql/mixed.sql"), &[(&SESSION, Type::TEXT)]).await?;
@@ -131,9 +132,9 @@ async fn setting(connection: &Connection, name: &str) -> Result<Option<Bytes>, E
 /// Counts what waits for an operator, through indexes and within the time limit of a slow read.
 async fn open_cases(connection: &Connection) -> Result<OpenCases, Error> {
     connection.run(include_str!("sql/open_slow.sql")).await?;
-    let records = connection.query_once(include_str!("sql/count.sql"), &[]).await?;
-    let code = |state: EffectState| i64::from(state.code());
-    let (unknown, dead) = (code(EffectState::Unknown), code(EffectState::Dead));
+    let waiting = waiting_codes();
+    let records = connection.query_once(COUNT, &waiting_params(&waiting)).await?;
+    let [unknown, dead] = EffectState::NEED_OPERATOR.map(|state| i64::from(state.code()));
     let params: [Param<'_>; 2] = [(&unknown, Type::INT8), (&dead, Type::INT8)];
     let effects = connection.query_once(include_str!("sql/effects.sql"), &params).await?;
     connection.run("commit").await?;

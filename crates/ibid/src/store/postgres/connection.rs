@@ -19,14 +19,14 @@ use super::failure;
 /// A value for a statement, with the type that the statement takes.
 pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
-/// One connection.
+/// A connection to the server, with its prepared statements.
 #[derive(Debug)]
 pub(super) struct Connection {
     client: Client,
-    /// Whether statements are prepared once and named, or sent whole each time.
+    /// `true` if statements are prepared once and named, `false` if they are sent whole each time.
     prepares: bool,
     statements: Mutex<HashMap<usize, Statement>>,
-    /// Whether the session has the settings of the hot path.
+    /// `true` if the session has the settings of the hot path.
     has_settings: AtomicBool,
     /// Types of the arrays that `flight.sql` takes.
     row_types: OnceCell<[Type; 2]>,
@@ -66,7 +66,7 @@ impl Connection {
         statements: [(&'static str, &[Param<'_>]); N],
     ) -> Result<[Vec<Row>; N], Error> {
         for (sql, params) in &statements {
-            self.prepared(sql, params).await?;
+            self.prepare_statement(sql, params).await?;
         }
         // They are sent in the order in which they are first polled.
         let (opened, results, closed) = join3(
@@ -84,9 +84,9 @@ impl Connection {
         Ok(rows.try_into().expect("one result per statement"))
     }
 
-    /// Runs one statement that checks for the settings of the hot path itself: without them it returns no row. In a session
+    /// Runs one statement of the hot path, which checks for the settings of the hot path itself: without them it returns no row. In a session
     /// that has them it is its own transaction.
-    pub(super) async fn fly(&self, sql: &'static str, params: &[Param<'_>]) -> Result<Vec<Row>, Error> {
+    pub(super) async fn query_hot(&self, sql: &'static str, params: &[Param<'_>]) -> Result<Vec<Row>, Error> {
         if self.has_settings.load(Ordering::SeqCst) {
             return self.query_prepared(sql, params).await;
         }
@@ -118,7 +118,7 @@ impl Connection {
 
     /// Runs a statement, prepared if this connection prepares statements.
     async fn query_prepared(&self, sql: &'static str, params: &[Param<'_>]) -> Result<Vec<Row>, Error> {
-        match self.prepared(sql, params).await? {
+        match self.prepare_statement(sql, params).await? {
             None => self.query_once(sql, params).await,
             Some(statement) => {
                 let values: Vec<_> = params.iter().map(|(value, _)| *value).collect();
@@ -128,7 +128,7 @@ impl Connection {
     }
 
     /// Returns the prepared statement; `None` if statements are sent whole.
-    pub(super) async fn prepared(
+    pub(super) async fn prepare_statement(
         &self,
         sql: &'static str,
         params: &[Param<'_>],
@@ -234,8 +234,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Begins a transaction with the settings of the hot path.
 pub(super) const OPEN_HOT: &str = include_str!("sql/open_hot.sql");
 
-/// How long a stored policy is taken for granted. Asking again is one short round trip; and what a lost one hid is found once
-/// it is stored again, before a usual lease is over.
+/// Time for which a policy counts as stored after it was seen. Asking again is one short round trip. Records under a policy that
+/// was lost are found once it is stored again, before a usual lease is over.
 const TRUSTED_FOR: Duration = Duration::from_secs(10);
 
 /// Trusted policies after which old ones are dropped. A gateway has dozens.

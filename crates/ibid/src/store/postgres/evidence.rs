@@ -43,11 +43,11 @@ impl EvidenceStore for StoreCore {
             for _ in 0..TRIES {
                 let added = self.ask(OP_INSERT, include_str!("sql/evidence_add.sql"), &all).await?;
                 if let Some(row) = added.first() {
-                    return Ok((stored(OP_INSERT, row)?.1, true));
+                    return Ok((read_evidence(OP_INSERT, row)?.1, true));
                 }
                 let known = self.ask(OP_INSERT, include_str!("sql/evidence_find.sql"), &name).await?;
                 if let Some(row) = known.first() {
-                    return Ok((stored(OP_INSERT, row)?.1, false));
+                    return Ok((read_evidence(OP_INSERT, row)?.1, false));
                 }
             }
             Err(StoreError::transient(KIND, OP_INSERT, "it comes and goes"))
@@ -75,7 +75,7 @@ impl EvidenceStore for StoreCore {
                     self.ask(OP, include_str!("sql/evidence_after.sql"), &params).await?
                 }
             };
-            let items = rows.iter().map(|row| stored(OP, row)).collect::<Result<Vec<_>, _>>()?;
+            let items = rows.iter().map(|row| read_evidence(OP, row)).collect::<Result<Vec<_>, _>>()?;
             let page = Page::new(items, limit, |(seq, _)| Cursor::of_i64(*seq));
             Ok(Page { items: page.items.into_iter().map(|(_, item)| item).collect(), next: page.next })
         })
@@ -110,7 +110,7 @@ pub(super) async fn mark_used(connection: &Connection, name: &EventName) -> Resu
 }
 
 /// Reads evidence and its position.
-fn stored(op: &'static str, row: &Row) -> Result<(i64, StoredEvidence), StoreError> {
+fn read_evidence(op: &'static str, row: &Row) -> Result<(i64, StoredEvidence), StoreError> {
     let SqlId(id) = get(op, row, 3)?;
     let decoded = evidence::decode_evidence(id, get(op, row, 7)?);
     let (about, what) =

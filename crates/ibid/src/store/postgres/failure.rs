@@ -7,7 +7,7 @@ use tokio_postgres::error::SqlState;
 
 use super::KIND;
 
-/// How many changes a failure affects, and for how long.
+/// The extent of a failure: the changes that it affects, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reach {
     /// Another transaction held a lock for too long, or two waited for each other. Other changes may succeed.
@@ -45,7 +45,7 @@ fn of_code(code: &SqlState) -> Reach {
     match code.code().get(..2) {
         // Of the connection, of resources (disk, memory, connections), of an operator, of the operating system.
         Some("08" | "53" | "57" | "58") => Reach::Moment,
-        // Of the data, of a constraint that somebody added, of a limit, and what the server itself did not foresee.
+        // Of the data, of a constraint that an operator added, of a limit, and internal errors of the server.
         Some("22" | "23" | "54" | "XX") => Reach::One,
         _ => Reach::Lasting,
     }

@@ -54,9 +54,9 @@ const SPAN_US: i64 = 3_600_000_000;
 /// Statements for one policy, a few seconds. After a long time without upkeep the next round continues from there.
 const STEPS_MAX: u32 = 200;
 
-/// How long after the end of its lease a begin may still become visible and be found. A server whose disk hung for longer than
+/// Time after the end of its lease in which a begin may still become visible and be found. A server whose disk hung for longer than
 /// this and the lease is no use to its clients. A begin that comes later is found by its next request, or by the reaper.
 const GRACE_US: i64 = 10_000_000;
 
-/// How long a policy is scanned after its last use, besides its lease and the hour by which that use may be noted late.
+/// Time for which a policy is scanned after its last use, besides its lease and the hour by which that use may be noted late.
 const SCANNED_AFTER_US: i64 = 3_600_000_000 + GRACE_US;

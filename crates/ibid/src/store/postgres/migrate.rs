@@ -10,13 +10,13 @@ use tokio_postgres::error::SqlState;
 
 use super::PostgresOpenError;
 use super::connection::Connection;
-use super::open::failed;
+use super::open::open_error;
 use super::target::Target;
 
 /// One step of the schema. A step that was released never changes.
-struct Step {
+struct SchemaStep {
     kind: StepKind,
-    parts: &'static [Part],
+    parts: &'static [StepPart],
 }
 
 /// The effect of a step on older programs.
@@ -29,7 +29,7 @@ enum StepKind {
 }
 
 /// A part of a step.
-enum Part {
+enum StepPart {
     /// Statements that run in one transaction.
     Transaction(&'static str),
     /// An index that is built without blocking writers, outside a transaction.
@@ -46,14 +46,14 @@ enum Part {
 
 /// The steps of the schema that a database has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Applied {
+pub(super) struct SchemaState {
     /// Number of the last step; zero if there is no schema.
     pub(super) step: u32,
     /// The step that a program must know at least.
     needs: u32,
 }
 
-impl Applied {
+impl SchemaState {
     /// Returns whether this program can use the schema: it has all steps that the program knows, and no other step excludes
     /// the program.
     pub(super) fn is_usable(self) -> bool {
@@ -64,15 +64,15 @@ impl Applied {
 /// Returns the text that takes a schema from step `from` to the newest, for an operator to run.
 pub(super) fn sql(from: u32) -> String {
     let mut text = String::new();
-    for (number, step) in numbered().skip(from as usize) {
+    for (number, step) in numbered_steps().skip(from as usize) {
         text.push_str(&format!("-- Step {number}.\n"));
         for part in step.parts {
             text.push_str(&match part {
-                Part::Transaction(sql) => {
+                StepPart::Transaction(sql) => {
                     let insert = insert_with(number, step, part);
                     format!("{};\n{}{sql}{insert}commit;\n", opening(), table(number))
                 }
-                Part::Index { name, sql } => {
+                StepPart::Index { name, sql } => {
                     let insert = insert_with(number, step, part);
                     format!("drop index concurrently if exists {name};\n{sql};\n{insert}")
                 }
@@ -88,8 +88,11 @@ pub(super) fn sql(from: u32) -> String {
 ///
 /// Fails if the tables are those of an earlier build, if a step is not the one that this program knows, or if a later step
 /// excludes this program.
-pub(super) async fn applied(target: &Target, connection: &Connection) -> Result<Applied, PostgresOpenError> {
-    let failed = |error| failed(target, error);
+pub(super) async fn read_schema(
+    target: &Target,
+    connection: &Connection,
+) -> Result<SchemaState, PostgresOpenError> {
+    let failed = |error| open_error(target, error);
     let rows = connection.query_once(include_str!("sql/schema_tables.sql"), &[]).await.map_err(failed)?;
     // The query has no source of rows, so it returns exactly one.
     let row = rows.first().expect("one row");
@@ -99,19 +102,19 @@ pub(super) async fn applied(target: &Target, connection: &Connection) -> Result<
         return Err(PostgresOpenError::EarlierBuild { place: target.shown() });
     }
     if !has_steps {
-        return Ok(Applied::default());
+        return Ok(SchemaState::default());
     }
     let rows = connection.query_once(include_str!("sql/schema_steps.sql"), &[]).await.map_err(failed)?;
-    let mut applied = Applied::default();
+    let mut applied = SchemaState::default();
     for row in &rows {
         let number = row.try_get::<_, i32>(0).map_err(failed)?.cast_unsigned();
         let stored: &[u8] = row.try_get(1).map_err(failed)?;
-        let known = numbered().find(|(known, _)| *known == number);
+        let known = numbered_steps().find(|(known, _)| *known == number);
         if known.is_some_and(|(_, step)| digest(step) != stored) {
             return Err(PostgresOpenError::Altered { place: target.shown(), number });
         }
         let needs = row.try_get::<_, i32>(2).map_err(failed)?.cast_unsigned();
-        applied = Applied { step: applied.step.max(number), needs: applied.needs.max(needs) };
+        applied = SchemaState { step: applied.step.max(number), needs: applied.needs.max(needs) };
     }
     if applied.needs > KNOWN {
         let (found, known) = (applied.step, KNOWN);
@@ -122,20 +125,20 @@ pub(super) async fn applied(target: &Target, connection: &Connection) -> Result<
 
 /// Takes the steps that are missing, each in its own transaction. A process that comes second waits, and finds them taken.
 pub(super) async fn run(target: &Target, connection: &Connection) -> Result<(), PostgresOpenError> {
-    for (number, step) in numbered() {
-        if applied(target, connection).await?.step >= number {
+    for (number, step) in numbered_steps() {
+        if read_schema(target, connection).await?.step >= number {
             continue;
         }
         for part in step.parts {
             let insert = insert_with(number, step, part);
             match part {
-                Part::Transaction(sql) => {
+                StepPart::Transaction(sql) => {
                     let text = format!("{}{sql}{insert}", table(number));
                     run_part(target, connection, number, &text).await?;
                 }
-                Part::Index { name, sql } => {
+                StepPart::Index { name, sql } => {
                     build_index(target, connection, name, sql).await?;
-                    connection.run(&insert).await.map_err(|error| failed(target, error))?;
+                    connection.run(&insert).await.map_err(|error| open_error(target, error))?;
                 }
             }
         }
@@ -152,18 +155,18 @@ async fn run_part(
     sql: &str,
 ) -> Result<(), PostgresOpenError> {
     for tries in 1.. {
-        connection.run(&opening()).await.map_err(|error| failed(target, error))?;
+        connection.run(&opening()).await.map_err(|error| open_error(target, error))?;
         // Another process may have taken the step while this one waited. On an error the connection is closed.
-        if applied(target, connection).await?.step >= number {
-            return connection.run("rollback").await.map_err(|error| failed(target, error));
+        if read_schema(target, connection).await?.step >= number {
+            return connection.run("rollback").await.map_err(|error| open_error(target, error));
         }
         match connection.run(sql).await {
-            Ok(()) => return connection.run("commit").await.map_err(|error| failed(target, error)),
+            Ok(()) => return connection.run("commit").await.map_err(|error| open_error(target, error)),
             Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) && tries < TRIES_MAX => {
-                connection.run("rollback").await.map_err(|error| failed(target, error))?;
+                connection.run("rollback").await.map_err(|error| open_error(target, error))?;
                 tokio::time::sleep(PAUSE).await;
             }
-            Err(error) => return Err(failed(target, error)),
+            Err(error) => return Err(open_error(target, error)),
         }
     }
     Ok(())
@@ -176,7 +179,7 @@ async fn build_index(
     name: &str,
     sql: &str,
 ) -> Result<(), PostgresOpenError> {
-    let failed = |error| failed(target, error);
+    let failed = |error| open_error(target, error);
     // Held by the session, because the build cannot be in a transaction. It ends with the connection.
     connection.run(&format!("select pg_advisory_lock({LOCK})")).await.map_err(failed)?;
     let is_built = format!(
@@ -202,7 +205,7 @@ fn opening() -> String {
 
 /// Returns the statement that notes the step with its last part; empty for other parts, which a migration that was cut off
 /// runs again.
-fn insert_with(number: u32, step: &Step, part: &Part) -> String {
+fn insert_with(number: u32, step: &SchemaStep, part: &StepPart) -> String {
     if step.parts.last().is_none_or(|last| !std::ptr::eq(last, part)) {
         return String::new();
     }
@@ -216,29 +219,30 @@ fn insert_with(number: u32, step: &Step, part: &Part) -> String {
 
 /// Returns the step that a program must know at least once step `number` is taken: the last one that contracts.
 fn needs_at_least(number: u32) -> u32 {
-    let contracting = numbered().take(number as usize).filter(|(_, step)| step.kind == StepKind::Contract);
+    let contracting =
+        numbered_steps().take(number as usize).filter(|(_, step)| step.kind == StepKind::Contract);
     contracting.map(|(number, _)| number).last().unwrap_or(1)
 }
 
-fn numbered() -> impl Iterator<Item = (u32, &'static Step)> {
+fn numbered_steps() -> impl Iterator<Item = (u32, &'static SchemaStep)> {
     (1..).zip(STEPS)
 }
 
-fn digest(step: &Step) -> [u8; 32] {
+fn digest(step: &SchemaStep) -> [u8; 32] {
     let mut digest = Sha256::new();
     for part in step.parts {
         match part {
-            Part::Transaction(sql) | Part::Index { sql, .. } => digest.update(sql),
+            StepPart::Transaction(sql) | StepPart::Index { sql, .. } => digest.update(sql),
         }
     }
     digest.finalize().into()
 }
 
 /// The steps, in their order. Nothing was released before the first one.
-const STEPS: &[Step] = &[
-    Step {
+const STEPS: &[SchemaStep] = &[
+    SchemaStep {
         kind: StepKind::Expand,
-        parts: &[Part::Transaction(concat!(
+        parts: &[StepPart::Transaction(concat!(
             include_str!("schema/records.sql"),
             include_str!("schema/outbox.sql"),
             include_str!("schema/evidence.sql"),
@@ -247,11 +251,11 @@ const STEPS: &[Step] = &[
     },
     // A step as a later release may have: for tests of two versions side by side.
     #[cfg(feature = "test-next-schema")]
-    Step {
+    SchemaStep {
         kind: StepKind::Expand,
         parts: &[
-            Part::Transaction("alter table ibid_record add column if not exists next_note text;\n"),
-            Part::Index {
+            StepPart::Transaction("alter table ibid_record add column if not exists next_note text;\n"),
+            StepPart::Index {
                 name: "ibid_record_next",
                 sql: "create index concurrently ibid_record_next on ibid_record (tenant, id)",
             },
@@ -277,10 +281,10 @@ mod tests {
 
     #[test]
     fn an_older_program_accepts_a_schema_that_only_expanded() {
-        assert!(Applied { step: KNOWN, needs: 1 }.is_usable());
-        assert!(Applied { step: KNOWN + 3, needs: KNOWN }.is_usable());
-        assert!(!Applied { step: KNOWN + 1, needs: KNOWN + 1 }.is_usable(), "a later step contracts");
-        assert!(!Applied { step: KNOWN - 1, needs: 1 }.is_usable(), "a step is missing");
+        assert!(SchemaState { step: KNOWN, needs: 1 }.is_usable());
+        assert!(SchemaState { step: KNOWN + 3, needs: KNOWN }.is_usable());
+        assert!(!SchemaState { step: KNOWN + 1, needs: KNOWN + 1 }.is_usable(), "a later step contracts");
+        assert!(!SchemaState { step: KNOWN - 1, needs: 1 }.is_usable(), "a step is missing");
     }
 
     #[test]

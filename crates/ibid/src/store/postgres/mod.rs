@@ -96,7 +96,7 @@ pub struct PostgresOptions {
     pub hot_path: bool,
     /// Largest number of connections. In a URL: `connections_max=16`.
     pub connections_max: usize,
-    /// How long a call waits for a connection before it fails as transient.
+    /// Longest wait of a call for a connection; then it fails as transient.
     pub connection_wait: Duration,
 }
 

@@ -23,7 +23,7 @@ pub enum PostgresOpenError {
     /// TLS was asked for and cannot be set up.
     #[error("cannot set up TLS to PostgreSQL")]
     Tls {
-        /// The cause.
+        /// Cause of the failure.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -32,7 +32,7 @@ pub enum PostgresOpenError {
     Unreachable {
         /// Address of the server.
         place: String,
-        /// The cause.
+        /// Cause of the failure.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -41,7 +41,7 @@ pub enum PostgresOpenError {
     Refused {
         /// Address of the server.
         place: String,
-        /// The server's message.
+        /// Message of the server.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -110,12 +110,12 @@ pub enum PostgresOpenError {
         /// Number of the step.
         number: u32,
     },
-    /// Another failure.
+    /// Any other failure of the server.
     #[error("cannot use PostgreSQL at `{place}`")]
     Failed {
         /// Address of the server.
         place: String,
-        /// The cause.
+        /// Cause of the failure.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -132,7 +132,7 @@ impl PostgresOpenError {
 /// Checks that the server takes writes and keeps commits. Every new connection is checked, because after a failover another
 /// server answers.
 pub(super) async fn check(target: &Target, connection: &Connection) -> Result<(), PostgresOpenError> {
-    let failed = |error| self::failed(target, error);
+    let failed = |error| open_error(target, error);
     let rows = connection.query_once(include_str!("sql/look.sql"), &[]).await.map_err(failed)?;
     // The query has no source of rows, so it returns exactly one.
     let row = rows.first().expect("one row");
@@ -175,7 +175,7 @@ pub(super) fn is_weak_commit(commit: &str, standbys: &str) -> bool {
 /// Creates or upgrades the tables where the options allow it, and looks for a pooler that mixes up prepared statements.
 pub(super) async fn prepare(target: &Target) -> Result<(), PostgresOpenError> {
     let connection = target.connect().await?;
-    let applied = migrate::applied(target, &connection).await?;
+    let applied = migrate::read_schema(target, &connection).await?;
     let (found, known) = (applied.step, migrate::KNOWN);
     if !applied.is_usable() {
         let may_change = if found == 0 { target.options.migrate } else { target.options.upgrade };
@@ -186,7 +186,7 @@ pub(super) async fn prepare(target: &Target) -> Result<(), PostgresOpenError> {
     }
     if target.options.prepare {
         let pooler = checkup::pooler(target, &connection).await;
-        if pooler.map_err(|error| failed(target, error))? == Pooler::MixesStatements {
+        if pooler.map_err(|error| open_error(target, error))? == Pooler::MixesStatements {
             tracing::warn!("a pooler mixes up prepared statements: they are not used (set `prepare=false`)");
             target.prepares.store(false, Ordering::SeqCst);
         }
@@ -197,7 +197,7 @@ pub(super) async fn prepare(target: &Target) -> Result<(), PostgresOpenError> {
 /// Returns the step of the schema; zero if there is none.
 pub(super) async fn schema(target: &Target) -> Result<u32, PostgresOpenError> {
     let connection = target.connect().await?;
-    migrate::applied(target, &connection).await.map(|applied| applied.step)
+    migrate::read_schema(target, &connection).await.map(|applied| applied.step)
 }
 
 /// Returns the error for a connection that failed.
@@ -218,7 +218,7 @@ pub(super) fn unreachable(target: &Target, error: Error) -> PostgresOpenError {
 }
 
 /// Returns the error for a statement that failed while opening.
-pub(super) fn failed(target: &Target, error: Error) -> PostgresOpenError {
+pub(super) fn open_error(target: &Target, error: Error) -> PostgresOpenError {
     if error.is_closed() || super::failure::reach(&error) == super::failure::Reach::Moment {
         return unreachable(target, error);
     }

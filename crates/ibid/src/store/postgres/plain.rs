@@ -28,7 +28,7 @@ pub(super) enum PlainOutcome {
 }
 
 /// The outcome of one try.
-enum Tried {
+enum TryOutcome {
     Done(Stamp),
     /// Another row is stored than the change expects, or its row is locked and the change must not wait.
     Missed,
@@ -74,7 +74,7 @@ impl StoreCore {
         let policy = match &change.draft {
             None => 0,
             Some(draft) => {
-                let numbered = self.policies.numbered(&draft.policy);
+                let numbered = self.policies.number(&draft.policy);
                 policies::ensure_stored(connection, std::slice::from_ref(&numbered)).await?;
                 numbered.digest
             }
@@ -88,7 +88,7 @@ impl StoreCore {
             if connection.was_warned() {
                 return Ok(Err(StoreError::transient(KIND, OP, "the commit came with a warning")));
             }
-            if let Tried::Done(stamp) = tried {
+            if let TryOutcome::Done(stamp) = tried {
                 return Ok(Ok(Commit::Done(stamp)));
             }
             let is_last = tries + 1 == TRIES_MAX;
@@ -117,7 +117,7 @@ impl StoreCore {
         change: &Change,
         policy: i64,
         wait: LockWait,
-    ) -> Result<Tried, PlainError> {
+    ) -> Result<TryOutcome, PlainError> {
         let (open, client) = (opening(wait), connection.client());
         let options = WriteOptions::of(self);
         if is_row_only(change) {
@@ -132,14 +132,14 @@ impl StoreCore {
             opened?;
             let applied = applied?;
             closed?;
-            return Ok(applied.map_or(Tried::Missed, Tried::Done));
+            return Ok(applied.map_or(TryOutcome::Missed, TryOutcome::Done));
         }
         // Until it is done, an error or a panic leaves a transaction open.
         connection.set_spoilt(true);
         connection.run(&format!("{open}; {CUT_OFF_IDLE}")).await?;
         let tried = self.apply_all(connection, change, policy, options).await;
         // If the rollback fails, the connection is closed, and the server rolls back.
-        let end = if matches!(tried, Ok(Tried::Done(_))) { "commit" } else { "rollback" };
+        let end = if matches!(tried, Ok(TryOutcome::Done(_))) { "commit" } else { "rollback" };
         connection.run(end).await?;
         connection.set_spoilt(false);
         tried
@@ -152,7 +152,7 @@ impl StoreCore {
         change: &Change,
         policy: i64,
         options: WriteOptions,
-    ) -> Result<Tried, PlainError> {
+    ) -> Result<TryOutcome, PlainError> {
         let mut tx = StoreTx(connection.client());
         let before = match change.expect {
             Expect::Absent | Expect::Anything => None,
@@ -160,7 +160,7 @@ impl StoreCore {
             Expect::Version(version) | Expect::Due(version) => {
                 match self.load_within(connection, change.id).await? {
                     Ok(Some(stored)) if stored.record.version == version => Some(stored.record),
-                    _ => return Ok(Tried::Missed),
+                    _ => return Ok(TryOutcome::Missed),
                 }
             }
         };
@@ -168,11 +168,11 @@ impl StoreCore {
             Some(_) => record_sql::apply(&mut tx, change, before.as_deref(), policy, options).await?,
             None => self.apply_history(connection, change, before.as_deref()).await?,
         };
-        let Some(stamp) = stamp else { return Ok(Tried::Missed) };
+        let Some(stamp) = stamp else { return Ok(TryOutcome::Missed) };
         if let Some(name) = &change.uses {
             evidence::mark_used(connection, name).await?;
         }
-        Ok(Tried::Done(stamp))
+        Ok(TryOutcome::Done(stamp))
     }
 
     /// Adds the history of a change without a draft, if its precondition holds.
@@ -299,7 +299,7 @@ const OPEN_PROMPT: &str = concat!(include_str!("sql/open_hot.sql"), "; set local
 /// cut off by the network, would keep the row locked until the connection is found dead.
 const CUT_OFF_IDLE: &str = "set local idle_in_transaction_session_timeout = '10s'";
 
-/// How often a change is tried because its row moved under it: with the pauses about 30 ms, in which any commit ends except
+/// Most tries of a change whose row moves under it: with the pauses about 30 ms, in which any commit ends except
 /// one that waits for an operator or a network.
 const TRIES_MAX: u32 = 5;
 

@@ -31,7 +31,7 @@ pub(super) struct NumberedPolicy {
 
 impl PolicyCache {
     /// Returns the policy with its number.
-    pub(super) fn numbered(&self, policy: &Arc<Policy>) -> Arc<NumberedPolicy> {
+    pub(super) fn number(&self, policy: &Arc<Policy>) -> Arc<NumberedPolicy> {
         let mut written = lock(&self.written);
         if let Some(numbered) = find(&written, policy) {
             return numbered.clone();
@@ -49,7 +49,7 @@ impl PolicyCache {
         let mut policies = BatchPolicies(Vec::new());
         for policy in changes.filter_map(|change| change.draft.as_ref()).map(|draft| &draft.policy) {
             if find(&policies.0, policy).is_none() {
-                policies.0.push(self.numbered(policy));
+                policies.0.push(self.number(policy));
             }
         }
         policies

@@ -16,7 +16,7 @@ use super::target::Target;
 use super::{KIND, PostgresOpenError};
 
 /// A connection that goes back to its pool when it is dropped.
-pub(super) type Pooled = Object<Manager>;
+pub(super) type PooledConnection = Object<Manager>;
 
 /// The pools of one store. Together they have as many connections as the options allow.
 #[derive(Debug)]
@@ -45,18 +45,18 @@ impl Pools {
     }
 
     /// Returns a connection for a flight.
-    pub(super) async fn hot(&self, op: &'static str) -> Result<Pooled, StoreError> {
+    pub(super) async fn hot(&self, op: &'static str) -> Result<PooledConnection, StoreError> {
         take(&self.hot, &self.short, op).await
     }
 
     /// Returns a connection for a short statement.
-    pub(super) async fn short(&self, op: &'static str) -> Result<Pooled, StoreError> {
+    pub(super) async fn short(&self, op: &'static str) -> Result<PooledConnection, StoreError> {
         take(&self.short, &self.hot, op).await
     }
 
     /// Returns a connection for a slow read. If the server has no more connections, it is one of those for short statements,
     /// but never a hot one.
-    pub(super) async fn slow(&self, op: &'static str) -> Result<Pooled, StoreError> {
+    pub(super) async fn slow(&self, op: &'static str) -> Result<PooledConnection, StoreError> {
         take(&self.slow, &self.short, op).await
     }
 }
@@ -97,7 +97,7 @@ fn pool(target: &Arc<Target>, is_hot: bool, size: usize) -> Pool {
 /// # Errors
 ///
 /// Nothing was sent, so every error is unwritten.
-async fn take(first: &Pool, second: &Pool, op: &'static str) -> Result<Pooled, StoreError> {
+async fn take(first: &Pool, second: &Pool, op: &'static str) -> Result<PooledConnection, StoreError> {
     let error = match first.get().await {
         Ok(connection) => return Ok(connection),
         Err(error) => error,
@@ -156,7 +156,7 @@ const LANES: usize = 2;
 /// thousand per second.
 const PLAIN_MAX: usize = 8;
 
-/// How long a caller waits for a connection of another pool while the server refuses new ones.
+/// Longest wait for a connection of another pool while the server refuses new ones.
 const BORROW_WAIT: Duration = Duration::from_millis(250);
 
 #[cfg(test)]

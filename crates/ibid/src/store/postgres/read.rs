@@ -51,7 +51,7 @@ impl StoreCore {
         rows: &[Row],
     ) -> Result<Result<Option<StoredRecord>, UnreadableRow>, Error> {
         self.policies.learn(connection, row::policies_of(rows)).await?;
-        Ok(rows.first().map(|row| row::stored(&self.policies, row)).transpose())
+        Ok(rows.first().map(|row| row::read_stored(&self.policies, row)).transpose())
     }
 
     /// Returns one page of due records. The page may be shorter than `limit` and still have a next one, if some of its rows
@@ -64,7 +64,7 @@ impl StoreCore {
     ) -> Result<Page<StoredRecord>, StoreError> {
         let page = self.due_page(state, after.clone(), limit).await?;
         // Only records in progress have a first lease. While there is enough to do without those that ended, they may wait.
-        if state != State::InProgress || page.next.is_some() {
+        if state != State::LEASED || page.next.is_some() {
             return Ok(page);
         }
         let scanned = self.scan_leases().await;

@@ -14,15 +14,15 @@ pub(super) async fn read(
 ) -> Result<Vec<String>, ReadOnlyQueryError<PostgresOpenError>> {
     let dialled = target.dial().await;
     let connection = dialled.map_err(|error| ReadOnlyQueryError::Open(open::unreachable(target, error)))?;
-    connection.run(include_str!("sql/rows_begin.sql")).await.map_err(failed)?;
+    connection.run(include_str!("sql/rows_begin.sql")).await.map_err(query_error)?;
     // Not as a simple query: that would take several statements, and one of them could end the transaction.
     let declare = format!("{}{sql}", include_str!("sql/rows_declare.sql"));
-    connection.query_once(&declare, &[]).await.map_err(failed)?;
+    connection.query_once(&declare, &[]).await.map_err(query_error)?;
     let mut columns: Vec<String> = Vec::new();
     loop {
         let fetched = connection.client().simple_query(include_str!("sql/rows_fetch.sql")).await;
         let mut any = false;
-        for message in fetched.map_err(failed)? {
+        for message in fetched.map_err(query_error)? {
             match message {
                 SimpleQueryMessage::RowDescription(described) if columns.is_empty() => {
                     columns = described.iter().map(|column| column.name().to_owned()).collect();
@@ -45,7 +45,7 @@ pub(super) async fn read(
 
 /// Class 42 is a wrong statement, 22 wrong values in it, 25 one that writes or would like to; 0A000 a cursor over what is
 /// no query.
-fn failed(error: Error) -> ReadOnlyQueryError<PostgresOpenError> {
+fn query_error(error: Error) -> ReadOnlyQueryError<PostgresOpenError> {
     match (error.code().map(|code| code.code()), error.as_db_error()) {
         (Some(code), Some(told)) if code == "0A000" || matches!(&code[..2], "22" | "25" | "42") => {
             ReadOnlyQueryError::Refused(told.message().to_owned())

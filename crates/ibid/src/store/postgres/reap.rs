@@ -95,12 +95,12 @@ impl StoreCore {
         Ok(reaped)
     }
 
-    async fn reap_part(&self, from: i64, limit: i64, held: &[SqlId]) -> Result<Part, StoreError> {
+    async fn reap_part(&self, from: i64, limit: i64, held: &[SqlId]) -> Result<ReapPart, StoreError> {
         let params: [Param<'_>; 3] = [(&from, Type::INT8), (&limit, Type::INT8), (&held, Type::UUID_ARRAY)];
         let rows = self.ask_hot(OP, include_str!("sql/reap_records.sql"), &params).await?;
-        let Some(row) = rows.first() else { return Ok(Part::default()) };
+        let Some(row) = rows.first() else { return Ok(ReapPart::default()) };
         let behind: Option<i64> = get(OP, row, 4)?;
-        Ok(Part {
+        Ok(ReapPart {
             stripped: count(row, 0)?,
             removed: count(row, 1)?,
             last: get(OP, row, 2)?,
@@ -162,7 +162,7 @@ impl StoreCore {
 
 /// The result of a part of a step over records.
 #[derive(Default)]
-struct Part {
+struct ReapPart {
     stripped: u64,
     removed: u64,
     last: Option<i64>,

@@ -14,9 +14,9 @@ use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 use super::policies::PolicyCache;
 
 /// Reads the record of a row, with its response. Its policy must be in the cache.
-pub(super) fn stored(policies: &PolicyCache, row: &Row) -> Result<StoredRecord, UnreadableRow> {
+pub(super) fn read_stored(policies: &PolicyCache, row: &Row) -> Result<StoredRecord, UnreadableRow> {
     let now = row.try_get(NOW).map_err(|_| UnreadableRow("no instant"))?;
-    read(policies, &mut PgCells { source: Source::Row(row), next: 0 }, Timestamp::from_micros(now))
+    read(policies, &mut PgCells { source: CellSource::Row(row), next: 0 }, Timestamp::from_micros(now))
 }
 
 fn read(
@@ -36,7 +36,7 @@ pub(super) fn readable(
 ) -> (Vec<StoredRecord>, Option<(String, UnreadableRow)>) {
     let (mut records, mut unreadable) = (Vec::with_capacity(rows.len()), None);
     for row in rows {
-        match stored(policies, row) {
+        match read_stored(policies, row) {
             Ok(stored) => records.push(stored),
             Err(reason) => drop(unreadable.get_or_insert_with(|| (short_id(row), reason))),
         }
@@ -94,22 +94,22 @@ pub(super) struct NestedRow<'r>(Vec<(Type, Option<&'r [u8]>)>);
 
 impl NestedRow<'_> {
     /// Reads the record, as of `now`.
-    pub(super) fn stored(
+    pub(super) fn to_stored(
         &self,
         policies: &PolicyCache,
         now: Timestamp,
     ) -> Result<StoredRecord, UnreadableRow> {
-        read(policies, &mut PgCells { source: Source::Nested(self), next: 0 }, now)
+        read(policies, &mut PgCells { source: CellSource::Nested(self), next: 0 }, now)
     }
 
     /// Returns the id of the record.
     pub(super) fn id(&self) -> Option<RecordId> {
-        PgCells { source: Source::Nested(self), next: ID }.get().ok().map(|SqlId(id)| id)
+        PgCells { source: CellSource::Nested(self), next: ID }.get().ok().map(|SqlId(id)| id)
     }
 
     /// Returns the number of the policy.
     pub(super) fn policy(&self) -> Option<i64> {
-        PgCells { source: Source::Nested(self), next: POLICY }.get().ok()
+        PgCells { source: CellSource::Nested(self), next: POLICY }.get().ok()
     }
 }
 
@@ -127,7 +127,7 @@ impl<'r> FromSql<'r> for NestedRows<'r> {
             members = raw.try_get_u32()?;
             let _lower_bound = raw.try_get_u32()?;
         }
-        let member = |_| NestedRow::read(sized(&mut raw)?.ok_or("a row is missing")?);
+        let member = |_| NestedRow::read(take_sized(&mut raw)?.ok_or("a row is missing")?);
         (0..members).map(member).collect::<Result<_, _>>().map(NestedRows)
     }
 
@@ -141,7 +141,7 @@ impl<'r> NestedRow<'r> {
         let fields = raw.try_get_u32()?;
         let field = |_| {
             let ty = Type::from_oid(raw.try_get_u32()?).ok_or("a type that is not known")?;
-            Ok((ty, sized(&mut raw)?))
+            Ok((ty, take_sized(&mut raw)?))
         };
         (0..fields).map(field).collect::<Result<_, _>>().map(NestedRow)
     }
@@ -150,7 +150,7 @@ impl<'r> NestedRow<'r> {
 pub(super) type SqlTypeError = Box<dyn std::error::Error + Sync + Send>;
 
 /// Reads a value that has its length before it; a negative length is null.
-fn sized<'r>(raw: &mut &'r [u8]) -> Result<Option<&'r [u8]>, SqlTypeError> {
+fn take_sized<'r>(raw: &mut &'r [u8]) -> Result<Option<&'r [u8]>, SqlTypeError> {
     let Ok(len) = usize::try_from(raw.try_get_i32()?) else { return Ok(None) };
     let (value, rest) = raw.split_at_checked(len).ok_or("it is cut off")?;
     *raw = rest;
@@ -159,11 +159,11 @@ fn sized<'r>(raw: &mut &'r [u8]) -> Result<Option<&'r [u8]>, SqlTypeError> {
 
 /// Reads the columns of a record from left to right.
 struct PgCells<'r> {
-    source: Source<'r>,
+    source: CellSource<'r>,
     next: usize,
 }
 
-enum Source<'r> {
+enum CellSource<'r> {
     Row(&'r Row),
     Nested(&'r NestedRow<'r>),
 }
@@ -172,8 +172,8 @@ impl<'r> PgCells<'r> {
     fn get<T: FromSql<'r>>(&mut self) -> Result<T, UnreadableRow> {
         self.next += 1;
         let read = match self.source {
-            Source::Row(row) => row.try_get(self.next - 1).ok(),
-            Source::Nested(NestedRow(fields)) => fields
+            CellSource::Row(row) => row.try_get(self.next - 1).ok(),
+            CellSource::Nested(NestedRow(fields)) => fields
                 .get(self.next - 1)
                 .filter(|(ty, _)| T::accepts(ty))
                 .and_then(|(ty, raw)| T::from_sql_nullable(ty, *raw).ok()),

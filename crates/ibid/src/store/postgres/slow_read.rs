@@ -1,5 +1,5 @@
 //! Reads that may be slow: questions of operators and counts. They have their own connections and a time limit on the
-//! server. If the caller gives up, the server is told to stop, and the connection is closed.
+//! server. If the caller gives up, the store cancels the statement on the server and closes the connection.
 
 use std::sync::Arc;
 
@@ -8,13 +8,13 @@ use tokio_postgres::{CancelToken, Error, Row};
 
 use super::connection::Param;
 use super::failure::{self, store_error};
-use super::pool::Pooled;
+use super::pool::PooledConnection;
 use super::target::Target;
 use super::{KIND, StoreCore};
 
 /// A connection for slow reads.
 pub(super) struct SlowReader {
-    connection: Pooled,
+    connection: PooledConnection,
     /// Cancels the statement if the reader is dropped while it runs.
     cancel: Option<CancelToken>,
     target: Arc<Target>,
@@ -39,11 +39,11 @@ impl StoreCore {
 }
 
 impl SlowReader {
-    /// Runs one statement.
+    /// Runs one statement within the time limit.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the server is told to cancel the statement, and the connection is closed.
+    /// If the future is dropped, the store cancels the statement on the server and closes the connection.
     pub(super) async fn query(
         &mut self,
         op: &'static str,
@@ -63,7 +63,7 @@ impl SlowReader {
     }
 
     /// Returns the connection, for policies of the rows that were read.
-    pub(super) fn connection(&self) -> &Pooled {
+    pub(super) fn connection(&self) -> &PooledConnection {
         &self.connection
     }
 }

@@ -31,7 +31,7 @@ impl SqlStore for StoreCore {
     fn policy(&self, policy: Arc<Policy>) -> BoxFuture<'_, Result<i64, StoreError>> {
         Box::pin(async move {
             let connection = self.pools.short(OP_POLICY).await?;
-            let numbered = self.policies.numbered(&policy);
+            let numbered = self.policies.number(&policy);
             let stored = policies::ensure_stored(&connection, std::slice::from_ref(&numbered)).await;
             stored.map_err(|error| store_error(OP_POLICY, error))?;
             Ok(numbered.digest)

@@ -22,7 +22,7 @@ pub(super) struct Target {
     config: Config,
     tls: Tls,
     pub(super) options: PostgresOptions,
-    /// Whether statements are prepared. Off if the options say so, or if a pooler was found that mixes them up.
+    /// `true` if statements are prepared: not if the options forbid it, or if a pooler was found that mixes them up.
     pub(super) prepares: AtomicBool,
     /// Until then no session is asked to start with settings, because the last one was refused.
     plain_until: Mutex<Option<Instant>>,
@@ -33,7 +33,7 @@ pub(super) struct Target {
 impl Target {
     /// Parses `url`. The error has nothing of the URL, because a password may be in it.
     pub(super) fn new(url: &str, mut options: PostgresOptions) -> Result<Target, PostgresOpenError> {
-        let (mut config, wish) = parsed(url, &mut options)?;
+        let (mut config, wish) = parse_url(url, &mut options)?;
         if config.get_connect_timeout().is_none() {
             config.connect_timeout(CONNECT_WITHIN);
         }
@@ -164,7 +164,7 @@ impl Target {
 
 /// Returns where `url` leads, without user and password. It touches nothing but the text.
 pub(super) fn shown_url(url: &str) -> Result<String, PostgresOpenError> {
-    let (config, _) = parsed(url, &mut PostgresOptions::default())?;
+    let (config, _) = parse_url(url, &mut PostgresOptions::default())?;
     Ok(shown(&config))
 }
 
@@ -182,7 +182,7 @@ fn shown(config: &Config) -> String {
     format!("postgres://{}/{database}", hosts.join(","))
 }
 
-fn parsed(url: &str, options: &mut PostgresOptions) -> Result<(Config, Wish), PostgresOpenError> {
+fn parse_url(url: &str, options: &mut PostgresOptions) -> Result<(Config, Wish), PostgresOpenError> {
     let mut wish = Wish::default();
     let url = take_own_parameters(url, options, &mut wish)?;
     let config = Config::from_str(&url).map_err(|_| PostgresOpenError::BadUrl)?;
@@ -227,7 +227,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 const SETTINGS: &str = "-c default_transaction_isolation=read\\ committed -c plan_cache_mode=force_generic_plan \
     -c enable_seqscan=off -c enable_bitmapscan=off -c enable_tidscan=on -c enable_nestloop=on -c jit=off -c lock_timeout=250ms -c ibid.settings=on";
 
-/// How long sessions start without settings after one was refused. A pooler refuses each one, so asking once a minute costs
+/// Time for which sessions start without settings after one was refused. A pooler refuses each one, so asking once a minute costs
 /// nothing; a server that failed at the wrong moment gets its settings back.
 const PLAIN_FOR: Duration = Duration::from_secs(60);
 

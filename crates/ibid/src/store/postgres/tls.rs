@@ -1,7 +1,7 @@
 //! TLS by URL: `sslmode` and `sslrootcert`.
 //!
-//! `require`, `verify-ca` and `verify-full` all check the certificate and the name in it: encryption to a server that
-//! nobody looked at keeps out only those who merely listen. The other modes, and none at all, are without TLS.
+//! `require`, `verify-ca` and `verify-full` all check the certificate and the name in it: encryption to an unverified server
+//! keeps out only passive listeners. The other modes, and a URL without a mode, are without TLS.
 
 #[cfg(feature = "postgres-tls")]
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio_postgres::config::SslMode;
 
 use super::PostgresOpenError;
 
-/// What a URL says about TLS.
+/// The TLS parameters of a URL.
 #[derive(Debug, Default)]
 pub(super) struct Wish {
     required: bool,
@@ -28,13 +28,13 @@ impl Wish {
             ("sslmode", _) => return Err(PostgresOpenError::BadUrl),
             // The one value of libpq that is not a path.
             ("sslrootcert", "system") => self.roots = None,
-            ("sslrootcert", path) => self.roots = Some(decoded(path)),
+            ("sslrootcert", path) => self.roots = Some(percent_decode(path)),
             _ => return Ok(false),
         }
         Ok(true)
     }
 
-    /// How to connect, and the driver told about it.
+    /// Sets the mode of the driver and returns the connector.
     pub(super) fn fulfil(self, config: &mut Config) -> Result<Tls, PostgresOpenError> {
         if !self.required {
             config.ssl_mode(SslMode::Disable);
@@ -45,7 +45,7 @@ impl Wish {
     }
 }
 
-/// How to connect.
+/// The connector: plain TCP or TLS.
 #[derive(Clone)]
 pub(super) enum Tls {
     Off,
@@ -90,8 +90,8 @@ fn connector(roots: Option<String>) -> Result<Tls, PostgresOpenError> {
     Ok(Tls::On(tokio_postgres_rustls::MakeRustlsConnect::new(config)))
 }
 
-/// A path as it stands in a URL; what is not an escape stays as it is.
-fn decoded(text: &str) -> String {
+/// Decodes the percent escapes of a path in a URL. Text that is not an escape stays the same.
+fn percent_decode(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, tail @ ..] = rest {

@@ -8,12 +8,12 @@ use ibid_core::store::StoreError;
 use ibid_core::time::Timestamp;
 use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
 
-use super::failure::{self, Reach, store_error};
+use super::failure::{self, FailureReach, store_error};
 use super::policies::Policies;
 use super::{evidence, row};
 
 /// The changes of one transaction: statements prepared once, one instant for all.
-pub(super) struct Batch<'c> {
+pub(super) struct ChangeGroup<'c> {
     connection: &'c Connection,
     policies: &'c mut Policies,
     now: Timestamp,
@@ -21,13 +21,13 @@ pub(super) struct Batch<'c> {
     update: CachedStatement<'c>,
 }
 
-impl<'c> Batch<'c> {
+impl<'c> ChangeGroup<'c> {
     pub(super) fn new(
         connection: &'c Connection,
         policies: &'c mut Policies,
         now: Timestamp,
-    ) -> rusqlite::Result<Batch<'c>> {
-        Ok(Batch {
+    ) -> rusqlite::Result<ChangeGroup<'c>> {
+        Ok(ChangeGroup {
             connection,
             policies,
             now,
@@ -54,7 +54,7 @@ impl<'c> Batch<'c> {
         let applied = self.apply_parts(change);
         // SQLite ends the transaction by itself after some errors; then every change of it is gone.
         if let Err(error) = &applied
-            && (failure::reach(error) != Reach::One || self.connection.is_autocommit())
+            && (failure::reach(error) != FailureReach::One || self.connection.is_autocommit())
         {
             return Err(applied.expect_err("it is an error"));
         }

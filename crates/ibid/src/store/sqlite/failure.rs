@@ -7,7 +7,7 @@ use super::NAME;
 
 /// The extent of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reach {
+pub(super) enum FailureReach {
     /// One change or row: it can't be stored or read, and others can.
     One,
     /// The disk, a lock or memory: everything fails now, and may not in a moment.
@@ -17,9 +17,9 @@ pub(super) enum Reach {
 }
 
 /// Returns how far `error` reaches.
-pub(super) fn reach(error: &Error) -> Reach {
+pub(super) fn reach(error: &Error) -> FailureReach {
     match code(error) {
-        Some(ErrorCode::TooBig | ErrorCode::ConstraintViolation | ErrorCode::TypeMismatch) => Reach::One,
+        Some(ErrorCode::TooBig | ErrorCode::ConstraintViolation | ErrorCode::TypeMismatch) => FailureReach::One,
         Some(
             ErrorCode::DatabaseBusy
             | ErrorCode::DatabaseLocked
@@ -33,10 +33,10 @@ pub(super) fn reach(error: &Error) -> Reach {
             | ErrorCode::ReadOnly
             // Another process upgraded the schema; the statement is prepared again on the next call.
             | ErrorCode::SchemaChanged,
-        ) => Reach::Moment,
-        Some(_) => Reach::Lasting,
+        ) => FailureReach::Moment,
+        Some(_) => FailureReach::Lasting,
         // Not SQLite's: a row that this program can't read, or a value that it can't bind.
-        None => Reach::One,
+        None => FailureReach::One,
     }
 }
 
@@ -46,9 +46,9 @@ pub(super) fn reach(error: &Error) -> Reach {
 /// new one is surely not in.
 pub(super) fn spoils_connection(error: &Error) -> bool {
     match reach(error) {
-        Reach::One => false,
-        Reach::Lasting => true,
-        Reach::Moment => !matches!(
+        FailureReach::One => false,
+        FailureReach::Lasting => true,
+        FailureReach::Moment => !matches!(
             code(error),
             Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked | ErrorCode::DiskFull)
         ),
@@ -58,8 +58,8 @@ pub(super) fn spoils_connection(error: &Error) -> bool {
 /// Converts an error to the one that the caller of a store gets.
 pub(super) fn store_error(op: &'static str, error: Error) -> StoreError {
     match reach(&error) {
-        Reach::Moment => StoreError::transient(NAME, op, error),
-        Reach::One | Reach::Lasting => StoreError::lasting(NAME, op, error),
+        FailureReach::Moment => StoreError::transient(NAME, op, error),
+        FailureReach::One | FailureReach::Lasting => StoreError::lasting(NAME, op, error),
     }
 }
 
@@ -100,10 +100,10 @@ mod tests {
 
     #[test]
     fn one_changes_fault_is_told_apart_from_the_files() {
-        assert_eq!(reach(&of(ffi::SQLITE_TOOBIG)), Reach::One);
-        assert_eq!(reach(&of(ffi::SQLITE_CONSTRAINT_TRIGGER)), Reach::One);
-        assert_eq!(reach(&of(ffi::SQLITE_CORRUPT)), Reach::Lasting);
-        assert_eq!(reach(&of(ffi::SQLITE_IOERR)), Reach::Moment);
+        assert_eq!(reach(&of(ffi::SQLITE_TOOBIG)), FailureReach::One);
+        assert_eq!(reach(&of(ffi::SQLITE_CONSTRAINT_TRIGGER)), FailureReach::One);
+        assert_eq!(reach(&of(ffi::SQLITE_CORRUPT)), FailureReach::Lasting);
+        assert_eq!(reach(&of(ffi::SQLITE_IOERR)), FailureReach::Moment);
     }
 
     #[test]

@@ -25,7 +25,7 @@ use rusqlite::{Connection, params};
 use tokio::sync::oneshot;
 
 use self::chore::{ChoreContext, ChoreJob};
-use self::queue::{CommitJob, Job, Queue, QueueRefusal, RenewJob, Serving};
+use self::queue::{CommitJob, Job, JobQueue, QueueRefusal, RenewJob, Serving};
 use self::reader::{Answering, Questions, Reader};
 use self::sql_side::PolicyNumbers;
 use self::writer::CommitCounters;
@@ -86,7 +86,7 @@ pub use rusqlite;
 /// ```
 #[derive(Debug)]
 pub struct SqliteStore {
-    jobs: Arc<Queue>,
+    jobs: Arc<JobQueue>,
     /// Questions of replays and upkeep.
     questions: Arc<Questions>,
     /// Questions of operators, on a separate thread.
@@ -156,7 +156,7 @@ impl SqliteStore {
         let file = StoreFile::new(path, options)?;
         let connection = open::prepare(&file)?;
         let mut store = SqliteStore {
-            jobs: Queue::new(),
+            jobs: JobQueue::new(),
             questions: Questions::new(),
             browsing: Questions::new(),
             readers: Vec::new(),

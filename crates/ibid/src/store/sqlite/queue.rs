@@ -60,7 +60,7 @@ pub(super) enum Next {
 }
 
 /// Jobs in four lanes, each in the order in which they came.
-pub(super) struct Queue {
+pub(super) struct JobQueue {
     lanes: Mutex<Lanes>,
     filled: Condvar,
 }
@@ -99,9 +99,9 @@ impl QueueRefusal {
     }
 }
 
-impl Queue {
-    pub(super) fn new() -> Arc<Queue> {
-        Arc::new(Queue { lanes: Mutex::default(), filled: Condvar::new() })
+impl JobQueue {
+    pub(super) fn new() -> Arc<JobQueue> {
+        Arc::new(JobQueue { lanes: Mutex::default(), filled: Condvar::new() })
     }
 
     /// Adds a job, or refuses it at once: no caller waits for room.
@@ -208,14 +208,14 @@ impl Lanes {
     }
 }
 
-impl fmt::Debug for Queue {
+impl fmt::Debug for JobQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Queue")
+        f.write_str("JobQueue")
     }
 }
 
 /// Held by the thread that serves the queue: when the thread ends, even by a panic, no caller waits any more.
-pub(super) struct Serving(pub(super) Arc<Queue>);
+pub(super) struct Serving(pub(super) Arc<JobQueue>);
 
 impl Drop for Serving {
     fn drop(&mut self) {
@@ -275,7 +275,7 @@ mod tests {
         Job::Renew(RenewJob { leases: Vec::new(), reply: oneshot::channel().0 })
     }
 
-    fn take(queue: &Queue) -> (usize, Vec<u64>) {
+    fn take(queue: &JobQueue) -> (usize, Vec<u64>) {
         match queue.take(Some(Duration::ZERO), 0, Duration::ZERO) {
             Next::Group(group) => {
                 let nonces = group.commits.iter().map(|job| job.change.nonce.0).collect();
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn renewals_share_the_transaction_of_the_changes() {
-        let queue = Queue::new();
+        let queue = JobQueue::new();
         for job in [change(1, None), renewal(), change(2, None), renewal()] {
             queue.push(job).expect("there is room");
         }
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn closures_and_groups_take_turns() {
-        let queue = Queue::new();
+        let queue = JobQueue::new();
         for nonce in 0..2 {
             queue.push(Job::Closure(Box::new(|_| {}))).expect("there is room");
             queue.push(change(nonce, None)).expect("there is room");
@@ -309,7 +309,7 @@ mod tests {
 
     #[test]
     fn a_full_queue_refuses_begins_only() {
-        let queue = Queue::new();
+        let queue = JobQueue::new();
         for nonce in 0..(WEIGHT_MAX / ROW_BYTES) as u64 {
             queue.push(change(nonce, None)).expect("there is room");
         }
@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn a_closed_queue_still_returns_what_it_has() {
-        let queue = Queue::new();
+        let queue = JobQueue::new();
         queue.push(change(1, None)).expect("there is room");
         queue.close();
         assert_eq!(queue.push(change(2, None)), Err(QueueRefusal::Closed));
@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_dies_leaves_no_caller_waiting() {
-        let queue = Queue::new();
+        let queue = JobQueue::new();
         let (reply, mut answer) = oneshot::channel();
         queue.push(Job::Renew(RenewJob { leases: Vec::new(), reply })).expect("there is room");
         let serving = Serving(queue.clone());

@@ -16,9 +16,9 @@ use ibid_core::store::{RenewOutcome, StoreError};
 use ibid_core::time::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::batch::{Batch, run};
+use super::batch::{ChangeGroup, run};
 use super::chore::ChoreContext;
-use super::failure::{self, Reach};
+use super::failure::{self, FailureReach};
 use super::policies::Policies;
 use super::queue::{CommitJob, Group, Next, Serving};
 use super::{NAME, StoreFile, open};
@@ -163,7 +163,7 @@ impl Writer {
         }
         let mut commits = Vec::with_capacity(group.commits.len());
         if !group.commits.is_empty() {
-            let mut batch = Batch::new(connection, &mut self.policies, now).map_err(others)?;
+            let mut batch = ChangeGroup::new(connection, &mut self.policies, now).map_err(others)?;
             for job in &group.commits {
                 commits.push(batch.apply(&job.change).map_err(others)?);
             }
@@ -291,8 +291,8 @@ impl GroupFailure {
 
     fn store_error(&self, op: &'static str) -> StoreError {
         let error = match failure::reach(&self.error) {
-            Reach::Moment => StoreError::transient(NAME, op, self.error.clone()),
-            Reach::One | Reach::Lasting => StoreError::lasting(NAME, op, self.error.clone()),
+            FailureReach::Moment => StoreError::transient(NAME, op, self.error.clone()),
+            FailureReach::One | FailureReach::Lasting => StoreError::lasting(NAME, op, self.error.clone()),
         };
         if self.is_unwritten { error.unwritten() } else { error }
     }

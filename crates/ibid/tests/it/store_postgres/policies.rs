@@ -9,7 +9,7 @@ use super::*;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-async fn removed(store: &PostgresStore) -> u64 {
+async fn reap_policies(store: &PostgresStore) -> u64 {
     let counted = browse(store).count_reapable(ReapTarget::Policies).await.expect("it is counted").remove;
     let removed = reap_all(store, ReapTarget::Policies).await.removed;
     assert_eq!(counted, removed, "the preview matches");
@@ -37,10 +37,10 @@ async fn a_policy_is_removed_once_no_record_can_name_it() {
     store.due(State::InProgress, None, 1).await.expect("due is answered");
     pass(&server, &database, 2 * DAY);
     reap_all(&*store, ReapTarget::Records).await;
-    assert_eq!(removed(&store).await, 0, "a tombstone may still name it");
+    assert_eq!(reap_policies(&store).await, 0, "a tombstone may still name it");
     pass(&server, &database, 2 * DAY);
     reap_all(&*store, ReapTarget::Records).await;
-    assert_eq!(removed(&store).await, 1, "that of the dead letter stays");
+    assert_eq!(reap_policies(&store).await, 1, "that of the dead letter stays");
     let left = "select (select count(*) from ibid_policy), (select count(*) from ibid_walk)";
     assert_eq!(server.sql(&database, left), "1|1", "and its position goes with it");
     // A process that uses it again stores it again.
@@ -60,7 +60,7 @@ async fn only_policies_in_use_are_scanned_for_lapsed_leases() {
     let scanned = || server.sql(&database, &format!("begin; {scan}; rollback")).lines().count();
     store.due(State::InProgress, None, 1).await.expect("due is answered");
     assert_eq!(scanned(), 1);
-    // Nobody uses it any more, but the scan has not come by since.
+    // No process uses it any more, but the scan has not come by since.
     server.sql(&database, "update ibid_policy set seen_at = seen_at - 86400000000");
     assert_eq!(scanned(), 0, "the scan has passed every first lease");
     server.sql(&database, "update ibid_walk set at = at - 86400000000");

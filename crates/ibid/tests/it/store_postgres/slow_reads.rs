@@ -1,4 +1,4 @@
-//! Reads of operators that take long: bounded, cancelled with their caller, and in nobody's way.
+//! Reads of operators that take long: bounded, cancelled with their caller, and separate from commits.
 
 use ibid_core::scope::RecordId;
 use ibid_core::store::RecordFilter;

@@ -9,7 +9,7 @@ use tokio_postgres::types::{IsNull, Kind, ToSql, Type, to_sql_checked};
 use super::super::row::SqlTypeError;
 use super::row_location::Tid;
 
-/// One `ibid_fresh_row`.
+/// A new record as an `ibid_fresh_row`.
 #[derive(Debug)]
 pub(super) struct FreshRow<'a> {
     pub(super) change: &'a Change,
@@ -17,7 +17,7 @@ pub(super) struct FreshRow<'a> {
     pub(super) policy: i64,
 }
 
-/// One `ibid_finish_row`.
+/// A finish as an `ibid_finish_row`.
 #[derive(Debug)]
 pub(super) struct FinishRow<'a> {
     pub(super) change: &'a Change,
@@ -37,14 +37,14 @@ impl ToSql for FreshRow<'_> {
     fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, SqlTypeError> {
         let FreshRow { change, draft, policy } = self;
         let mut row = RowWriter::start(out, FRESH_FIELDS);
-        row.sized(UUID, change.id.as_bytes())?;
+        row.put_sized(UUID, change.id.as_bytes())?;
         row.int8(bits(change.nonce));
         row.int8(micros(draft.policy.lease));
         row.int8(micros(draft.policy.retention));
         row.int8(*policy);
         row.int2(draft.flags.bits().into());
         match &draft.fingerprint {
-            Some(fingerprint) => row.sized(BYTEA, &fingerprint.to_bytes())?,
+            Some(fingerprint) => row.put_sized(BYTEA, &fingerprint.to_bytes())?,
             None => row.null(BYTEA),
         }
         row.text(draft.identity.tenant.as_str())?;
@@ -66,8 +66,8 @@ impl ToSql for FinishRow<'_> {
     fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, SqlTypeError> {
         let FinishRow { change, draft, was, tid } = self;
         let mut row = RowWriter::start(out, FINISH_FIELDS);
-        row.sized(TID, &tid.0)?;
-        row.sized(UUID, change.id.as_bytes())?;
+        row.put_sized(TID, &tid.0)?;
+        row.put_sized(UUID, change.id.as_bytes())?;
         row.int8(bits(*was));
         row.int8(bits(change.nonce));
         row.int8(draft.expires_in.map_or(0, micros));
@@ -105,10 +105,10 @@ impl<'o> RowWriter<'o> {
     }
 
     fn text(&mut self, value: &str) -> Result<(), SqlTypeError> {
-        self.sized(TEXT, value.as_bytes())
+        self.put_sized(TEXT, value.as_bytes())
     }
 
-    fn sized(&mut self, ty: u32, value: &[u8]) -> Result<(), SqlTypeError> {
+    fn put_sized(&mut self, ty: u32, value: &[u8]) -> Result<(), SqlTypeError> {
         self.head(ty, i32::try_from(value.len())?);
         self.0.put_slice(value);
         Ok(())
@@ -116,7 +116,7 @@ impl<'o> RowWriter<'o> {
 
     fn maybe(&mut self, ty: u32, value: Option<&[u8]>) -> Result<(), SqlTypeError> {
         match value {
-            Some(value) => self.sized(ty, value),
+            Some(value) => self.put_sized(ty, value),
             None => {
                 self.null(ty);
                 Ok(())

@@ -5,9 +5,9 @@
 //! and a bounded number at a time. So a record that is locked, unreadable or refused delays and fails only itself.
 
 mod encode;
-mod flight;
 mod queue;
 mod row_location;
+mod send_flight;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,8 +20,8 @@ use ibid_core::store::StoreError;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout_at;
 
-use self::flight::{Landing, fly};
-use self::queue::{Batch, Item, Path, Queue};
+use self::queue::{FlightBatch, Item, Path, Queue};
+use self::send_flight::{Landing, send_flight};
 use super::plain::PlainOutcome;
 use super::{KIND, StoreCore};
 
@@ -31,10 +31,10 @@ pub(super) use self::row_location::RowLocations;
 
 /// ClockSetter changes to the lanes and plain workers of a store, which end when it is dropped.
 #[derive(Debug)]
-pub(super) struct CommitQueue(Arc<Shared>);
+pub(super) struct CommitQueue(Arc<CommitLanes>);
 
 #[derive(Debug)]
-struct Shared {
+struct CommitLanes {
     core: Arc<StoreCore>,
     queue: Mutex<Queue>,
     flights: Notify,
@@ -47,7 +47,7 @@ impl CommitQueue {
     /// Starts the lanes and the plain workers.
     pub(super) fn start(core: Arc<StoreCore>) -> CommitQueue {
         let (lanes, workers) = (core.pools.lanes(), core.pools.plain_commits());
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(CommitLanes {
             core,
             queue: Mutex::default(),
             flights: Notify::new(),
@@ -101,7 +101,7 @@ impl Drop for CommitQueue {
     }
 }
 
-impl Shared {
+impl CommitLanes {
     fn queue(&self) -> MutexGuard<'_, Queue> {
         // No code that holds it can panic.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
@@ -115,7 +115,7 @@ impl Shared {
         if row_location::is_fresh(change) {
             return Path::Begin;
         }
-        let policy = |draft: &ibid_core::change::Draft| self.core.policies.numbered(&draft.policy).digest;
+        let policy = |draft: &ibid_core::change::Draft| self.core.policies.number(&draft.policy).digest;
         self.core.locations.take(change, policy).map_or(Path::Plain, Path::Finish)
     }
 
@@ -153,7 +153,7 @@ impl Shared {
 }
 
 /// Runs one lane: takes a flight, sends it, answers its callers, again.
-async fn run_lane(shared: Arc<Shared>) {
+async fn run_lane(shared: Arc<CommitLanes>) {
     loop {
         // A caller that was just answered, or is about to ask, runs first and comes along.
         tokio::task::yield_now().await;
@@ -188,10 +188,10 @@ async fn run_lane(shared: Arc<Shared>) {
 }
 
 /// Sends one flight and answers its callers.
-async fn land(shared: &Shared, batch: Batch) {
+async fn land(shared: &CommitLanes, batch: FlightBatch) {
     let ids: Vec<RecordId> = batch.iter().map(|(item, _)| item.change.id).collect();
     // A panic must not end the lane. The callers' senders are dropped then, so they learn that the outcome is not known.
-    let landed = AssertUnwindSafe(fly(&shared.core, batch)).catch_unwind().await;
+    let landed = AssertUnwindSafe(send_flight(&shared.core, batch)).catch_unwind().await;
     let mut replies = Vec::with_capacity(ids.len());
     {
         let mut queue = shared.queue();
@@ -222,7 +222,7 @@ async fn land(shared: &Shared, batch: Batch) {
 }
 
 /// Runs one plain worker: takes a change, commits it, answers its caller, again.
-async fn run_worker(shared: Arc<Shared>) {
+async fn run_worker(shared: Arc<CommitLanes>) {
     loop {
         let news = shared.plain.notified();
         let taken = {
@@ -244,7 +244,7 @@ async fn run_worker(shared: Arc<Shared>) {
 }
 
 /// Commits one change by the plain path and answers its caller.
-async fn commit_plain(shared: &Shared, item: Item, wait: LockWait) {
+async fn commit_plain(shared: &CommitLanes, item: Item, wait: LockWait) {
     let id = item.change.id;
     let outcome = match item.is_late(Instant::now()) {
         true => Ok(PlainOutcome::Result(Err(unsent()))),

@@ -58,12 +58,12 @@ pub(super) struct Queue {
 pub struct BatchCounts {
     /// Flights that were sent.
     pub batches: u64,
-    /// Changes in them.
+    /// Changes in these flights.
     pub changes: u64,
 }
 
 /// The changes of one flight, in the order of their ids.
-pub(super) type Batch = Vec<(Item, Option<Tid>)>;
+pub(super) type FlightBatch = Vec<(Item, Option<Tid>)>;
 
 impl Queue {
     /// Adds a change, or parks it behind another of its id. `path` is asked when the change can be sent.
@@ -125,9 +125,9 @@ impl Queue {
     }
 
     /// Takes the next flight, bounded by count and bytes. Changes that are too late are added to `late`.
-    pub(super) fn take_flight(&mut self, now: Instant, late: &mut Vec<Item>) -> Batch {
+    pub(super) fn take_flight(&mut self, now: Instant, late: &mut Vec<Item>) -> FlightBatch {
         let waiting = self.finishes.len() + self.begins.len();
-        let mut batch: Batch = Vec::with_capacity(waiting.min(BATCH_MAX));
+        let mut batch: FlightBatch = Vec::with_capacity(waiting.min(BATCH_MAX));
         let mut bytes = 0;
         while batch.len() < BATCH_MAX && bytes < BATCH_BYTES_MAX {
             let next = self.finishes.pop_front().map(|(item, tid)| (item, Some(tid)));
@@ -186,12 +186,12 @@ impl Item {
     }
 }
 
-/// How long a plain change waits for a row that another transaction has locked.
+/// The wait of a plain change for a row that another transaction has locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum LockWait {
     /// First try: hardly at all, because other changes are behind it.
     Prompt,
-    /// Second try.
+    /// Second try: as long as the session's `lock_timeout`.
     Patient,
 }
 
@@ -203,7 +203,7 @@ const BATCH_MAX: usize = 256;
 /// most callers' changes would be followed by many with a few each, at the price of a commit each.
 const BESIDE: usize = 2;
 
-/// How long a flight that is too small waits for those in the air: several times what a commit takes.
+/// Longest wait of a flight that is too small for those in the air: several times what a commit takes.
 const PATIENCE: Duration = Duration::from_millis(25);
 
 /// Bytes of bodies in one flight, for the same reason as [`BATCH_MAX`]: four responses of the largest default size.
@@ -231,7 +231,7 @@ mod tests {
         Arc::new(fresh(&TestRecord::fresh(), Duration::from_secs(60)))
     }
 
-    fn ids(batch: &Batch) -> Vec<RecordId> {
+    fn ids(batch: &FlightBatch) -> Vec<RecordId> {
         batch.iter().map(|(item, _)| item.change.id).collect()
     }
 

@@ -119,7 +119,7 @@ pub(in super::super) fn is_fresh(change: &Change) -> bool {
 /// Returns whether the record is due when its first lease ends, with the reaper's instant as far behind as its policy says:
 /// that is how the lease scan finds it.
 fn is_first_lease(draft: &Draft) -> bool {
-    draft.state == State::InProgress
+    draft.state == State::LEASED
         && draft.due_in == Some(draft.policy.lease)
         && (draft.expires_in, draft.purge_in) == (None, None)
 }
@@ -173,7 +173,7 @@ mod tests {
     const LEASE: Duration = Duration::from_secs(60);
     const TID: Tid = Tid([0, 0, 0, 12, 0, 3]);
 
-    fn begun(begin: &Change) -> Arc<Record> {
+    fn record_of(begin: &Change) -> Arc<Record> {
         let stamp = Stamp { now: Timestamp::from_micros(1_800_000_000_000_000) };
         begin.applied(stamp, None).expect("a begin writes")
     }
@@ -189,7 +189,7 @@ mod tests {
         taken == Some(TID)
     }
 
-    fn altered(mut change: Change, alter: fn(&mut Change, &mut Draft)) -> Change {
+    fn alter_change(mut change: Change, alter: fn(&mut Change, &mut Draft)) -> Change {
         let mut draft = change.draft.take().expect("it writes");
         alter(&mut change, &mut draft);
         change.draft = Some(draft);
@@ -201,7 +201,7 @@ mod tests {
         let forever = Arc::new(Policy::default().with(|policy| policy.retention = Duration::MAX));
         for begin in [fresh(&TestRecord::fresh(), LEASE), fresh_under(&TestRecord::fresh(), &forever)] {
             assert!(is_fresh(&begin), "{begin:?}");
-            assert!(flies(&begin, &finished(&begun(&begin), b"201")));
+            assert!(flies(&begin, &finished(&record_of(&begin), b"201")));
         }
     }
 
@@ -223,7 +223,7 @@ mod tests {
             |_, draft| draft.note.status = Some(201),
         ];
         for (index, alter) in others.iter().enumerate() {
-            assert!(!is_fresh(&altered(fresh(&TestRecord::fresh(), LEASE), *alter)), "{index}");
+            assert!(!is_fresh(&alter_change(fresh(&TestRecord::fresh(), LEASE), *alter)), "{index}");
         }
     }
 
@@ -249,9 +249,9 @@ mod tests {
             },
             |_, draft| draft.point = 1,
         ];
-        assert!(flies(&begin, &finished(&begun(&begin), b"201")));
+        assert!(flies(&begin, &finished(&record_of(&begin), b"201")));
         for (index, alter) in others.iter().enumerate() {
-            let finish = altered(finished(&begun(&begin), b"201"), *alter);
+            let finish = alter_change(finished(&record_of(&begin), b"201"), *alter);
             assert!(!flies(&begin, &finish), "{index}: {finish:?}");
         }
     }

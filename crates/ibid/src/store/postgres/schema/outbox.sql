@@ -12,7 +12,7 @@ create table ibid_effect (
   created_at int8 not null,         -- set by enqueue
   called_at int8,                   -- first call; set by the claim for it, cleared when it is certain that none was made
   ended_at int8,                    -- end of the last call; set while its outcome is unknown, cleared afterwards
-  done_at int8,                     -- set when it is done or discarded, for good; null: the effect is open
+  done_at int8,                     -- set when it is done or discarded, permanently; null: the effect is open
   count int4 not null,              -- writes so far, 1 at enqueue; unsigned, stored with the same bits
   tries int4 not null,              -- claims and verifications since enqueue or since an operator's retry
   state int2 not null,              -- code of the state; the machine decides it

@@ -1,5 +1,5 @@
--- Who follows this server. To a user without the role `pg_read_all_stats` the states are null. A backup is no standby, and
--- nobody fails over to a logical subscriber.
+-- Returns the standbys of this server. To a user without the role `pg_read_all_stats` the states are null. A backup is no standby,
+-- and a failover never goes to a logical subscriber.
 select r.application_name, r.sync_state
   from pg_stat_replication r
   left join pg_replication_slots s on s.active_pid = r.pid

@@ -16,7 +16,7 @@ use super::super::failure::{self, Reach};
 use super::super::row::{NestedRow, NestedRows, SqlId};
 use super::super::{KIND, StoreCore};
 use super::encode::{FinishRow, FreshRow};
-use super::queue::{Batch, Item};
+use super::queue::{FlightBatch, Item};
 use super::row_location::Tid;
 
 /// The outcome of a flight for one of its changes.
@@ -28,7 +28,7 @@ pub(super) enum Landing {
 }
 
 /// Sends a flight, again without the changes that would fail it. Each change gets a landing.
-pub(super) async fn fly(core: &StoreCore, batch: Batch) -> Vec<(Item, Landing)> {
+pub(super) async fn send_flight(core: &StoreCore, batch: FlightBatch) -> Vec<(Item, Landing)> {
     let mut landed = Vec::with_capacity(batch.len());
     let connection = match core.pools.hot(OP).await {
         Ok(connection) => connection,
@@ -42,7 +42,7 @@ pub(super) async fn fly(core: &StoreCore, batch: Batch) -> Vec<(Item, Landing)> 
         if left.is_empty() {
             return landed;
         }
-        let sent = Flight { core, connection: &connection, batch: &left }.send().await;
+        let sent = FlightRequest { core, connection: &connection, batch: &left }.send().await;
         let error = match sent {
             Ok(results) => {
                 landed.extend(left.into_iter().zip(results).map(|((item, _), landing)| (item, landing)));
@@ -79,7 +79,7 @@ pub(super) async fn fly(core: &StoreCore, batch: Batch) -> Vec<(Item, Landing)> 
 
 /// Splits a flight that failed because of one of its changes: those that fly again, and those that go by the plain path. The
 /// server names the culprit by its id or its row location. If it does not, all begins go, or everything if there are none.
-fn split(batch: Batch, error: &Error) -> (Batch, Batch) {
+fn split(batch: FlightBatch, error: &Error) -> (FlightBatch, FlightBatch) {
     let culprit = failure::violated_id(error).map_or_else(
         || failure::locked_tid(error).and_then(|text| Tid::parse(&text)).map(Culprit::Tid),
         |id| Some(Culprit::Id(id)),
@@ -108,7 +108,7 @@ enum Culprit {
 }
 
 /// A flight that is being sent.
-struct Flight<'a> {
+struct FlightRequest<'a> {
     core: &'a StoreCore,
     connection: &'a Connection,
     /// In the order of ids.
@@ -128,7 +128,7 @@ impl From<Error> for SendError {
     }
 }
 
-impl Flight<'_> {
+impl FlightRequest<'_> {
     /// Sends the flight and returns the landing of each change, in their order.
     async fn send(&self) -> Result<Vec<Landing>, SendError> {
         let policies = self.core.policies.of(self.batch.iter().map(|(item, _)| &*item.change));
@@ -152,7 +152,7 @@ impl Flight<'_> {
         let sql = if has_bodies { FLIGHT_BODIES } else { FLIGHT };
         let params: [Param<'_>; 3] = [(&begins, fresh), (&finishes, finish), (&ids, Type::UUID_ARRAY)];
         self.connection.forget_warnings();
-        let rows = self.connection.fly(sql, &params).await?;
+        let rows = self.connection.query_hot(sql, &params).await?;
         if self.connection.was_warned() {
             return Err(SendError::Doubt);
         }
@@ -165,8 +165,10 @@ impl Flight<'_> {
         let (tids, done): (Vec<Tid>, Vec<i64>) = (row.try_get(1)?, row.try_get(2)?);
         let NestedRows(taken) = row.try_get(3)?;
         self.core.policies.learn(self.connection, taken.iter().filter_map(NestedRow::policy)).await?;
-        let taken =
-            taken.iter().filter_map(|row| Some((row.id()?, row.stored(&self.core.policies, now)))).collect();
+        let taken = taken
+            .iter()
+            .filter_map(|row| Some((row.id()?, row.to_stored(&self.core.policies, now))))
+            .collect();
         let results = Results { now, tids, done, taken, all_done: finishes.len(), begun: begins.len() };
         Ok(self.landings(results, &begins))
     }
@@ -219,7 +221,7 @@ struct Results {
     begun: usize,
 }
 
-fn fail_all(batch: Batch, landed: &mut Vec<(Item, Landing)>, mut error: impl FnMut() -> StoreError) {
+fn fail_all(batch: FlightBatch, landed: &mut Vec<(Item, Landing)>, mut error: impl FnMut() -> StoreError) {
     landed.extend(batch.into_iter().map(|(item, _)| (item, Landing::Reply(Err(error())))));
 }
 
@@ -240,6 +242,6 @@ const OP: &str = "commit";
 const FLIGHT: &str = include_str!("flight.sql");
 const FLIGHT_BODIES: &str = include_str!("flight_bodies.sql");
 
-/// How often a flight is sent without the changes that failed it. Two gateways that begin the same keys at the same moment
+/// Most sends of a flight, each without the changes that failed the one before. Two gateways that begin the same keys at the same moment
 /// take out a few; with more, the plain path is cheaper than rows that are rolled back.
 const TRIES_MAX: u32 = 8;

@@ -37,10 +37,10 @@ with picked as materialized (
        ) o on o.tenant = a.tenant and o.aggregate = a.aggregate
      ),
      locked as materialized (
-       select e.seq, e.tid
+       select e.*
        from (select h.seq from head h where h.blocked) h
        cross join lateral (
-         select x.seq, x.ctid as tid
+         select x.*
          from ibid_effect x
          where x.seq = h.seq and x.blocked and x.done_at is null
          limit 1
@@ -48,9 +48,11 @@ with picked as materialized (
        ) e
      ),
      unblocked as (
-       -- A locked row stays where it is, so its location finds it without an index.
-       update ibid_effect e set blocked = false
-       where e.ctid = any (array(select l.tid from locked l))
+       -- Each row is there and locked, so the insert always meets it. Written so, it is found by its number whatever the server
+       -- expects; an update may be planned as a scan.
+       insert into ibid_effect as e
+       select l.* from locked l
+       on conflict (seq) do update set blocked = false
        returning 1
      ),
      handled as (

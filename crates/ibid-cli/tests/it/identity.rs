@@ -130,7 +130,9 @@ impl StoppedNodes {
         let defaults = "[defaults]\nin_flight = \"conflict\"\n";
         let before = Setup::before(&upstream.url()).config(&soon(defaults));
         let after = before.clone().config(&soon(&format!("{defaults}scope = \"tenant\"\n")));
-        let armed = before.clone().variable("IBID_FAILPOINTS", &format!("{failpoint}=1*return(stop)"));
+        // Without upkeep: a node that is stopped while it writes would keep SQLite's only write lock.
+        let quiet = before.clone().config(&soon(&format!("{defaults}[upkeep]\nrun = false\n")));
+        let armed = quiet.variable("IBID_FAILPOINTS", &format!("{failpoint}=1*return(stop)"));
         let old = block_in_place(|| armed.start());
         let addr = old.addr();
         let asked =

@@ -94,7 +94,7 @@ pub struct ReapPreview {
 /// Fails if a part of the round did. The other parts still run, and the first failure is returned at the end.
 pub async fn reap_once(ibid: &Ibid, keep: Retention) -> Result<ReapStats, StoreError> {
     if ibid.engine().is_clock_ahead() {
-        // What is removed is gone, also if the clock is set right again. Nothing is lost by reaping late.
+        // Removed rows do not come back when the clock is set right again, and reaping late loses nothing.
         tracing::warn!("the store's clock has leapt forward; nothing is reaped for now");
         return count_records(ibid).await.map(|()| ReapStats::default());
     }

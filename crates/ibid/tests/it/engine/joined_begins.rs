@@ -149,6 +149,6 @@ async fn joined_begins_do_not_count_against_the_store() {
     );
     world.store.set(StoreFault::None);
     world.ibid.settled().await;
-    // What was sent is released, so the key is free.
+    // The abandoned begin is released, so the key is free.
     assert!(matches!(world.begin("k").await, Begin::Run(_)));
 }

@@ -26,7 +26,7 @@ use crate::adapters::databases::{RusqliteConnections, SqlxPostgresPools, TestDat
 #[derive(Clone, Serialize, Deserialize)]
 struct Payment {
     key: String,
-    /// What the handler responds with.
+    /// Response that the handler returns.
     status: u16,
 }
 

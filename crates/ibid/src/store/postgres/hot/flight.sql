@@ -6,8 +6,8 @@
 -- statement fails with a unique violation; the caller takes that id out and sends the rest again. Both arrays are in the order
 -- of ids, so that two flights never wait for each other.
 --
--- A finish goes to the row location that its begin returned, so it uses no index. It also touches none, because reap_at, policy,
--- flags and watch_* keep their values, and so it can stay in its page. The location may hold another row by now, so id, count
+-- A finish goes to the row location that its begin returned, so it uses no index. It also touches none, because reap_at, policy
+-- and watch_* keep their values, and flags keep theirs unless the response is not retained. So it can stay in its page. The location may hold another row by now, so id, count
 -- and nonce are compared with the row that is written: servers from before November 2025 do not check a ctid again after they
 -- waited for a row lock. `is not distinct from` keeps the planner from an index on the id: a plan that was made while the table
 -- was small would read all rows through it forever.

@@ -6,9 +6,9 @@ use serde_json::json;
 use tokio::runtime::Runtime;
 
 use crate::rows::{self, Row, Rows};
-use crate::{BareArgs, Failed};
+use crate::{BareArgs, BenchError};
 
-pub(crate) fn run(args: &BareArgs, runtime: &Runtime) -> Result<(), Failed> {
+pub(crate) fn run(args: &BareArgs, runtime: &Runtime) -> Result<(), BenchError> {
     let (connection, template) = rows::open(&args.path, runtime)?;
     let mut rows = Rows::new(&connection, &template)?;
     let (run, batch) = (rows::now()?, u64::from(args.batch.get()));

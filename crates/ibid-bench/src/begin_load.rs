@@ -1,7 +1,7 @@
 //! Callers that begin and finish fresh keys until they are stopped, with the duration of each begin.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hdrhistogram::Histogram;
@@ -9,14 +9,15 @@ use ibid::Ibid;
 use ibid::outcome::{Begin, Outcome};
 use ibid_core::policy::Policy;
 use ibid_core::scope::Tenant;
+use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use crate::store::histogram;
-use crate::{Failed, payment};
+use crate::{BenchError, payment};
 
 /// Callers that run until they are stopped.
 pub(crate) struct BeginLoad {
-    callers: JoinSet<Result<(), Failed>>,
+    callers: JoinSet<Result<(), BenchError>>,
     counts: Arc<BeginCounts>,
 }
 
@@ -36,7 +37,7 @@ impl BeginLoad {
         policy: &Arc<Policy>,
         tenant: &Tenant,
         callers: u32,
-    ) -> Result<BeginLoad, Failed> {
+    ) -> Result<BeginLoad, BenchError> {
         let run = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
         let (mut running, counts) = (JoinSet::new(), Arc::new(BeginCounts::default()));
         for caller in 0..callers {
@@ -53,11 +54,11 @@ impl BeginLoad {
 
     /// Returns the durations of the begins since the last call, in microseconds.
     pub(crate) fn take(&self) -> Vec<u32> {
-        std::mem::take(&mut *self.counts.micros.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.counts.micros.lock())
     }
 
     /// Ends the callers after their current keys.
-    pub(crate) async fn stop(&mut self) -> Result<(), Failed> {
+    pub(crate) async fn stop(&mut self) -> Result<(), BenchError> {
         self.counts.is_over.store(true, Ordering::Relaxed);
         while let Some(ended) = self.callers.join_next().await {
             ended??;
@@ -79,7 +80,7 @@ pub(crate) async fn measure_begins(
     ibid: &Ibid,
     callers: u32,
     length: Duration,
-) -> Result<BeginFigures, Failed> {
+) -> Result<BeginFigures, BenchError> {
     let started = Instant::now();
     let mut load = BeginLoad::start(ibid, &Arc::new(Policy::default()), &Tenant::only(), callers)?;
     tokio::time::sleep(length).await;
@@ -89,7 +90,7 @@ pub(crate) async fn measure_begins(
 }
 
 /// Returns the histogram of some durations.
-pub(crate) fn in_histogram(micros: &[u32]) -> Result<Histogram<u64>, Failed> {
+pub(crate) fn in_histogram(micros: &[u32]) -> Result<Histogram<u64>, BenchError> {
     let mut took = histogram()?;
     micros.iter().for_each(|micros| took.saturating_record((*micros).into()));
     Ok(took)
@@ -101,7 +102,7 @@ async fn call(
     tenant: Tenant,
     prefix: String,
     counts: Arc<BeginCounts>,
-) -> Result<(), Failed> {
+) -> Result<(), BenchError> {
     for number in 0_u32.. {
         if counts.is_over.load(Ordering::Relaxed) {
             break;
@@ -113,7 +114,7 @@ async fn call(
             return Err("a fresh key was not fresh".into());
         };
         let micros = u32::try_from(started.elapsed().as_micros()).unwrap_or(u32::MAX);
-        counts.micros.lock().unwrap_or_else(PoisonError::into_inner).push(micros);
+        counts.micros.lock().push(micros);
         attempt.ready().await?;
         match attempt.finish(payment::answer()).await {
             Outcome::Completed(_) => counts.keys.fetch_add(1, Ordering::Relaxed),

@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 
 use crate::begin_load::{BeginLoad, in_histogram};
 use crate::database::Database;
-use crate::{Failed, payment, round_figure};
+use crate::{BenchError, payment, round_figure};
 
 /// Options of `ibid-bench burst`.
 #[derive(Debug, Args)]
@@ -40,7 +40,7 @@ pub(crate) struct BurstArgs {
     callers: NonZeroU32,
 }
 
-pub(crate) async fn run(args: &BurstArgs) -> Result<(), Failed> {
+pub(crate) async fn run(args: &BurstArgs) -> Result<(), BenchError> {
     let database = Database::open(&args.store).await?;
     let ibid = payment::engine(database.store().await?).await?;
     let mut turns: [Vec<Turn>; 2] = Default::default();
@@ -103,7 +103,7 @@ impl Turn {
     }
 }
 
-async fn measure(ibid: &Ibid, args: &BurstArgs, kind: Kind) -> Result<Turn, Failed> {
+async fn measure(ibid: &Ibid, args: &BurstArgs, kind: Kind) -> Result<Turn, BenchError> {
     let (policy, run) =
         (Arc::new(Policy::default()), SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos());
     let mut other = BeginLoad::start(ibid, &policy, &Tenant::new("other")?, args.callers.get())?;
@@ -145,7 +145,7 @@ async fn burst(
     identity: &Identity,
     count: u32,
     kind: Kind,
-) -> Result<u64, Failed> {
+) -> Result<u64, BenchError> {
     let (mut running, mut refused) = (JoinSet::new(), 0);
     for _ in 0..count {
         let ask = ibid.ask(identity.clone(), policy.clone(), Arc::new(payment::Payment));
@@ -163,7 +163,7 @@ async fn burst(
     Ok(refused)
 }
 
-async fn finish(attempt: Option<Box<ibid::Attempt>>) -> Result<(), Failed> {
+async fn finish(attempt: Option<Box<ibid::Attempt>>) -> Result<(), BenchError> {
     let Some(attempt) = attempt else { return Ok(()) };
     match attempt.finish(payment::answer()).await {
         Outcome::Completed(_) => Ok(()),

@@ -4,9 +4,9 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::{ConnectionsArgs, Failed, payment, rows};
+use crate::{BenchError, ConnectionsArgs, payment, rows};
 
-pub(crate) async fn run(args: &ConnectionsArgs) -> Result<(), Failed> {
+pub(crate) async fn run(args: &ConnectionsArgs) -> Result<(), BenchError> {
     let run = rows::now()?;
     let mut streams = Vec::new();
     for number in 0..args.count {
@@ -25,7 +25,7 @@ pub(crate) async fn run(args: &ConnectionsArgs) -> Result<(), Failed> {
 }
 
 /// Sends one payment and reads its response to the end. Returns the status.
-pub(crate) async fn pay(stream: &mut TcpStream, key: &str) -> Result<String, Failed> {
+pub(crate) async fn pay(stream: &mut TcpStream, key: &str) -> Result<String, BenchError> {
     let request = format!(
         "{} {} HTTP/1.1\r\nhost: bench\r\nidempotency-key: \"{key}\"\r\ncontent-type: {}\r\ncontent-length: {}\r\n\r\n{}",
         payment::METHOD,
@@ -46,5 +46,5 @@ pub(crate) async fn pay(stream: &mut TcpStream, key: &str) -> Result<String, Fai
     Ok(head.split(' ').nth(1).unwrap_or_default().to_owned())
 }
 
-/// Largest response that is read; a response has a few hundred bytes.
-const ANSWER_BYTES_MAX: usize = 16 << 10;
+/// Largest response that is read: that of an upstream with `--bytes`.
+const ANSWER_BYTES_MAX: usize = 16 << 20;

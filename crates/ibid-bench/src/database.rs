@@ -11,7 +11,7 @@ use rusqlite::{Connection, OpenFlags};
 use tempfile::TempDir;
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
-use crate::Failed;
+use crate::BenchError;
 
 /// A database that lives at least as long as this handle.
 pub(crate) enum Database {
@@ -30,7 +30,7 @@ pub(crate) enum Database {
 
 impl Database {
     /// Creates a temporary database (`sqlite`, `postgres`), or connects to one (`sqlite:PATH`, `postgres://…`).
-    pub(crate) async fn open(name: &str) -> Result<Database, Failed> {
+    pub(crate) async fn open(name: &str) -> Result<Database, BenchError> {
         match name.split_once(':') {
             None if name == "sqlite" => {
                 let folder = tempfile::tempdir()?;
@@ -58,7 +58,7 @@ impl Database {
     }
 
     /// Opens the store in it.
-    pub(crate) async fn store(&self) -> Result<Arc<dyn Store>, Failed> {
+    pub(crate) async fn store(&self) -> Result<Arc<dyn Store>, BenchError> {
         match self {
             Database::Sqlite { path, .. } => Ok(Arc::new(SqliteStore::open(path, SqliteOptions::default())?)),
             Database::Postgres { url, .. } => {
@@ -68,7 +68,7 @@ impl Database {
     }
 
     /// Returns the bytes of the file once its WAL is written back, or of ibid's tables with their indexes.
-    pub(crate) async fn bytes(&self) -> Result<u64, Failed> {
+    pub(crate) async fn bytes(&self) -> Result<u64, BenchError> {
         match self {
             Database::Sqlite { .. } => self.number(FILE_BYTES).await,
             Database::Postgres { .. } => self.number(TABLE_BYTES).await,
@@ -76,12 +76,12 @@ impl Database {
     }
 
     /// Counts the records one by one.
-    pub(crate) async fn rows(&self) -> Result<u64, Failed> {
+    pub(crate) async fn rows(&self) -> Result<u64, BenchError> {
         self.number("select count(*) from ibid_record").await
     }
 
     /// Runs a query that returns one number.
-    pub(crate) async fn number(&self, sql: &str) -> Result<u64, Failed> {
+    pub(crate) async fn number(&self, sql: &str) -> Result<u64, BenchError> {
         match self {
             Database::Sqlite { path, .. } => {
                 let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
@@ -99,7 +99,7 @@ impl Database {
     }
 
     /// Runs statements on PostgreSQL.
-    pub(crate) async fn execute(&self, sql: &str) -> Result<(), Failed> {
+    pub(crate) async fn execute(&self, sql: &str) -> Result<(), BenchError> {
         let Database::Postgres { client, .. } = self else { return Err("this is not PostgreSQL".into()) };
         client.simple_query(sql).await?;
         Ok(())
@@ -122,7 +122,7 @@ impl Database {
     }
 }
 
-async fn connect(url: &str) -> Result<Box<Client>, Failed> {
+async fn connect(url: &str) -> Result<Box<Client>, BenchError> {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
     tokio::spawn(connection);
     Ok(Box::new(client))

@@ -7,9 +7,9 @@ use serde_json::json;
 use tokio::runtime::Runtime;
 
 use crate::rows::{self, Row, Rows};
-use crate::{Failed, FillArgs};
+use crate::{BenchError, FillArgs};
 
-pub(crate) fn run(args: &FillArgs, runtime: &Runtime) -> Result<(), Failed> {
+pub(crate) fn run(args: &FillArgs, runtime: &Runtime) -> Result<(), BenchError> {
     let (connection, template) = rows::open(&args.store, runtime)?;
     // A fill that is interrupted by a power loss is repeated from scratch.
     connection.pragma_update(None, "synchronous", "off")?;

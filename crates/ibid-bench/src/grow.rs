@@ -22,7 +22,7 @@ use tokio::runtime::Runtime;
 use crate::begin_load::measure_begins;
 use crate::database::Database;
 use crate::rows::{self, Row, Rows};
-use crate::{Failed, fill, payment, round_figure};
+use crate::{BenchError, fill, payment, round_figure};
 
 /// Options of `ibid-bench grow`.
 #[derive(Debug, Args)]
@@ -50,7 +50,7 @@ enum StoreKind {
     Postgres,
 }
 
-pub(crate) fn run(args: &GrowArgs, runtime: &Runtime) -> Result<(), Failed> {
+pub(crate) fn run(args: &GrowArgs, runtime: &Runtime) -> Result<(), BenchError> {
     let name = match args.store {
         StoreKind::Sqlite => "sqlite",
         StoreKind::Postgres => "postgres",
@@ -103,7 +103,7 @@ fn compare(store: &str, small: &Map<String, Value>, large: &Map<String, Value>) 
 }
 
 /// Measures all figures at one size.
-async fn measure(database: &Database, args: &GrowArgs, keys: u64) -> Result<Map<String, Value>, Failed> {
+async fn measure(database: &Database, args: &GrowArgs, keys: u64) -> Result<Map<String, Value>, BenchError> {
     let length = Duration::from_secs(args.seconds);
     let mut figures = Map::new();
     let mut put = |name: &str, value: f64| drop(figures.insert(name.to_owned(), json!(round_figure(value))));
@@ -135,7 +135,7 @@ async fn measure(database: &Database, args: &GrowArgs, keys: u64) -> Result<Map<
 }
 
 /// Returns the log of a key in a run without page images: what is left as checkpoints become rare.
-async fn bytes_without_images(database: &Database, ibid: &Ibid, args: &GrowArgs) -> Result<f64, Failed> {
+async fn bytes_without_images(database: &Database, ibid: &Ibid, args: &GrowArgs) -> Result<f64, BenchError> {
     set(database, "full_page_writes", "off").await?;
     let before = LogPosition::read(database).await?;
     let took = measure_begins(ibid, args.callers.get(), Duration::from_secs(args.seconds)).await?.took;
@@ -145,7 +145,7 @@ async fn bytes_without_images(database: &Database, ibid: &Ibid, args: &GrowArgs)
     Ok((bytes(after) - bytes(before)) as f64 / took.len().max(1) as f64)
 }
 
-async fn reap_rate(ibid: &Ibid, length: Duration) -> Result<f64, Failed> {
+async fn reap_rate(ibid: &Ibid, length: Duration) -> Result<f64, BenchError> {
     let (started, mut removed, mut last) = (Instant::now(), 0, Instant::now());
     let on_step = |stats: &ibid::upkeep::ReapStats| {
         if stats.removed > removed {
@@ -170,7 +170,7 @@ struct LogPosition {
 
 impl LogPosition {
     /// Reads it; `None` where there is no server.
-    async fn read(database: &Database) -> Result<Option<LogPosition>, Failed> {
+    async fn read(database: &Database) -> Result<Option<LogPosition>, BenchError> {
         if matches!(database, Database::Sqlite { .. }) {
             return Ok(None);
         }
@@ -182,14 +182,14 @@ impl LogPosition {
     }
 }
 
-async fn engine(database: &Database) -> Result<Ibid, Failed> {
+async fn engine(database: &Database) -> Result<Ibid, BenchError> {
     payment::engine(database.store().await?).await
 }
 
 /// Returns the median duration of five calls, in milliseconds.
-async fn median_ms<F: Future<Output = Result<(), Failed>>>(
+async fn median_ms<F: Future<Output = Result<(), BenchError>>>(
     mut call: impl FnMut() -> F,
-) -> Result<f64, Failed> {
+) -> Result<f64, BenchError> {
     let mut all = Vec::new();
     for _ in 0..5 {
         let started = Instant::now();
@@ -201,7 +201,7 @@ async fn median_ms<F: Future<Output = Result<(), Failed>>>(
 }
 
 /// Returns the bytes of a key that the engine itself wrote, to compare with those of keys that are filled in.
-async fn engine_bytes(database: &Database, args: &GrowArgs) -> Result<f64, Failed> {
+async fn engine_bytes(database: &Database, args: &GrowArgs) -> Result<f64, BenchError> {
     let (ibid, before) = (engine(database).await?, database.bytes().await?);
     let length = Duration::from_secs(args.seconds);
     let keys = measure_begins(&ibid, args.callers.get(), length).await?.took.len();
@@ -210,7 +210,7 @@ async fn engine_bytes(database: &Database, args: &GrowArgs) -> Result<f64, Faile
 }
 
 /// Writes the record that all others are copied from, and some dead letters.
-async fn write_template(database: &Database) -> Result<(), Failed> {
+async fn write_template(database: &Database) -> Result<(), BenchError> {
     let (ibid, policy) = (engine(database).await?, Arc::new(Policy::default()));
     payment::pay(&ibid, &policy, "template").await?;
     for number in 0..DEAD_LETTERS {
@@ -231,14 +231,19 @@ enum Age {
 }
 
 /// Writes the keys of these numbers.
-fn fill_keys(database: &Database, runtime: &Runtime, numbers: Range<u64>, age: Age) -> Result<(), Failed> {
+fn fill_keys(
+    database: &Database,
+    runtime: &Runtime,
+    numbers: Range<u64>,
+    age: Age,
+) -> Result<(), BenchError> {
     match database {
         Database::Sqlite { path, .. } => fill_sqlite(path, runtime, numbers, age),
         Database::Postgres { .. } => runtime.block_on(fill_postgres(database, numbers, age)),
     }
 }
 
-async fn fill_postgres(database: &Database, numbers: Range<u64>, age: Age) -> Result<(), Failed> {
+async fn fill_postgres(database: &Database, numbers: Range<u64>, age: Age) -> Result<(), BenchError> {
     let age_us = match age {
         Age::Live => AN_HOUR_US,
         Age::Expired => TWO_DAYS_US,
@@ -250,7 +255,7 @@ async fn fill_postgres(database: &Database, numbers: Range<u64>, age: Age) -> Re
     Ok(())
 }
 
-fn fill_sqlite(path: &Path, runtime: &Runtime, numbers: Range<u64>, age: Age) -> Result<(), Failed> {
+fn fill_sqlite(path: &Path, runtime: &Runtime, numbers: Range<u64>, age: Age) -> Result<(), BenchError> {
     let (connection, template) = rows::open(path, runtime)?;
     // A fill that is interrupted by a power loss is repeated from scratch.
     connection.pragma_update(None, "synchronous", "off")?;
@@ -273,7 +278,7 @@ fn fill_sqlite(path: &Path, runtime: &Runtime, numbers: Range<u64>, age: Age) ->
 }
 
 /// Does what a store of this age has done long ago: vacuum and checkpoint, or the ordering of new rows.
-async fn settle(database: &Database) -> Result<(), Failed> {
+async fn settle(database: &Database) -> Result<(), BenchError> {
     match database {
         Database::Postgres { .. } => {
             database.execute("vacuum analyze").await?;
@@ -291,14 +296,14 @@ async fn settle(database: &Database) -> Result<(), Failed> {
     }
 }
 
-async fn checkpoint(database: &Database) -> Result<(), Failed> {
+async fn checkpoint(database: &Database) -> Result<(), BenchError> {
     match database {
         Database::Postgres { .. } => database.execute("checkpoint").await,
         Database::Sqlite { .. } => Ok(()),
     }
 }
 
-async fn set(database: &Database, name: &str, value: &str) -> Result<(), Failed> {
+async fn set(database: &Database, name: &str, value: &str) -> Result<(), BenchError> {
     database.execute(&format!("alter system set {name} = {value}")).await?;
     database.execute("select pg_reload_conf()").await?;
     // The server reads its configuration a moment later.

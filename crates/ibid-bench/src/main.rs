@@ -7,13 +7,17 @@ mod begin_load;
 mod burst;
 mod connections;
 mod database;
+mod dynamodb;
 mod fill;
+mod front;
 mod grow;
+mod mysql;
 mod nodes;
 mod payment;
 mod postgres;
 mod reap;
 mod reaper_metrics;
+mod redis_store;
 mod rows;
 mod steady;
 mod store;
@@ -47,6 +51,12 @@ enum Command {
     Bare(BareArgs),
     /// Compare the engine on PostgreSQL with the textbook solution, on a server started for it
     Postgres(PostgresArgs),
+    /// Compare the engine on MariaDB with the textbook solution, on a server started for it
+    Mysql(TextbookArgs),
+    /// Compare the engine on DynamoDB with a conditional put and an update, on a DynamoDB Local started for it
+    Dynamodb(TextbookArgs),
+    /// Compare the engine on Redis with `SET NX` and `SET`, on a server started for it
+    Redis(TextbookArgs),
     /// Reap expired keys under load, compared with the same load alone
     Reap(ReapArgs),
     /// Begin and finish keys for minutes with a short retention: does the reaper keep up?
@@ -55,6 +65,8 @@ enum Command {
     Grow(grow::GrowArgs),
     /// Compare several gateways on one PostgreSQL server with one gateway
     Nodes(nodes::NodesArgs),
+    /// Compare two gateways on one PostgreSQL server with and without Redis in front of it
+    Front(front::FrontArgs),
     /// Send bursts of duplicates of one running key, compared with replays of a completed one
     Burst(burst::BurstArgs),
     /// Fill a store with completed keys
@@ -96,15 +108,28 @@ struct BareArgs {
 
 #[derive(Debug, Args)]
 struct PostgresArgs {
+    /// Numbers of callers, each measured in turn
+    #[arg(long, default_value = "64,256", value_delimiter = ',')]
+    callers: Vec<NonZeroU32>,
+    /// Duration of each measurement in seconds
+    #[arg(long, default_value_t = 5)]
+    seconds: u64,
+    /// Number of measurements of each, in turn, after one that does not count; the median pair counts
+    #[arg(long, default_value = "3")]
+    rounds: NonZeroU32,
+    /// Number of stored keys in the large table
+    #[arg(long, default_value_t = 5_000_000)]
+    keys: u64,
+}
+
+#[derive(Debug, Args)]
+struct TextbookArgs {
     /// Duration of each measurement in seconds
     #[arg(long, default_value_t = 5)]
     seconds: u64,
     /// Number of measurements of each, in turn; the median pair counts
     #[arg(long, default_value = "3")]
     rounds: NonZeroU32,
-    /// Number of stored keys in the large table
-    #[arg(long, default_value_t = 5_000_000)]
-    keys: u64,
 }
 
 #[derive(Debug, Args)]
@@ -144,6 +169,9 @@ struct UpstreamArgs {
     /// The address to listen on
     #[arg(long, default_value = "127.0.0.1:0")]
     listen: SocketAddr,
+    /// Bytes of the response's body [default: a small payment]
+    #[arg(long)]
+    bytes: Option<usize>,
 }
 
 #[derive(Debug, Args)]
@@ -160,7 +188,7 @@ struct ConnectionsArgs {
 }
 
 /// Any error: a benchmark does not recover from one.
-type Failed = Box<dyn std::error::Error + Send + Sync>;
+type BenchError = Box<dyn std::error::Error + Send + Sync>;
 
 fn main() -> ExitCode {
     let runtime = match tokio::runtime::Runtime::new() {
@@ -171,10 +199,14 @@ fn main() -> ExitCode {
         Command::Store(args) => runtime.block_on(store::run(&args)),
         Command::Bare(args) => bare::run(&args, &runtime),
         Command::Postgres(args) => runtime.block_on(postgres::run(&args)),
+        Command::Mysql(args) => runtime.block_on(mysql::run(&args)),
+        Command::Dynamodb(args) => runtime.block_on(dynamodb::run(&args)),
+        Command::Redis(args) => runtime.block_on(redis_store::run(&args)),
         Command::Reap(args) => reap::run(&args, &runtime),
         Command::Steady(args) => runtime.block_on(steady::run(&args)),
         Command::Grow(args) => grow::run(&args, &runtime),
         Command::Nodes(args) => runtime.block_on(nodes::run(&args)),
+        Command::Front(args) => runtime.block_on(front::run(&args)),
         Command::Burst(args) => runtime.block_on(burst::run(&args)),
         Command::Fill(args) => fill::run(&args, &runtime),
         Command::Upstream(args) => runtime.block_on(upstream::run(&args)),
@@ -197,7 +229,7 @@ fn round_figure(figure: f64) -> f64 {
     (figure * 100.0).round() / 100.0
 }
 
-fn report(error: &Failed) -> ExitCode {
+fn report(error: &BenchError) -> ExitCode {
     let chain = std::iter::successors(error.source(), |error| error.source());
     eprintln!("error: {error}");
     chain.for_each(|cause| eprintln!("  cause: {cause}"));

@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 use crate::connections::pay;
-use crate::{Failed, round_figure, rows};
+use crate::{BenchError, round_figure, rows};
 
 /// Options of `ibid-bench nodes`.
 #[derive(Debug, Args)]
@@ -32,7 +32,7 @@ pub(crate) struct NodesArgs {
     gateway_binary: PathBuf,
 }
 
-pub(crate) async fn run(args: &NodesArgs) -> Result<(), Failed> {
+pub(crate) async fn run(args: &NodesArgs) -> Result<(), BenchError> {
     let binary = std::fs::canonicalize(&args.gateway_binary)?;
     let server = Postgres::start_on_disk(SERVER_SETTINGS);
     let upstream = Program::start(|_, port| {
@@ -85,7 +85,7 @@ struct Figures {
 }
 
 /// Sends fresh keys over as many connections as there are callers, each to the next gateway.
-async fn load(addrs: &[SocketAddr], callers: u32, length: Duration) -> Result<Figures, Failed> {
+async fn load(addrs: &[SocketAddr], callers: u32, length: Duration) -> Result<Figures, BenchError> {
     let (run, started) = (rows::now()?, Instant::now());
     let mut running = JoinSet::new();
     for (caller, addr) in (0..callers).zip(addrs.iter().copied().cycle()) {
@@ -103,7 +103,7 @@ async fn load(addrs: &[SocketAddr], callers: u32, length: Duration) -> Result<Fi
                     _ => figures.others += 1,
                 }
             }
-            Ok::<Figures, Failed>(figures)
+            Ok::<Figures, BenchError>(figures)
         });
     }
     let mut all = Figures::default();
@@ -118,20 +118,20 @@ async fn load(addrs: &[SocketAddr], callers: u32, length: Duration) -> Result<Fi
 }
 
 /// CPU time of a server: its main process and all processes that this one started.
-struct PostgresCpu {
+pub(crate) struct PostgresCpu {
     main: u32,
 }
 
 impl PostgresCpu {
     /// Finds the main process by one of its children, which is a session.
-    fn find(server: &Postgres) -> Result<PostgresCpu, Failed> {
+    pub(crate) fn find(server: &Postgres) -> Result<PostgresCpu, BenchError> {
         // The session ends with the query, so the session itself says who started it.
         let sql = "select split_part(split_part(pg_read_file('/proc/' || pg_backend_pid() || '/stat'), ') ', 2), ' ', 2)";
         Ok(PostgresCpu { main: server.sql("postgres", sql).trim().parse()? })
     }
 
     /// Returns the user and system time so far, with that of sessions that have ended.
-    fn seconds(&self) -> Result<f64, Failed> {
+    pub(crate) fn seconds(&self) -> Result<f64, BenchError> {
         let mut ticks = 0;
         for entry in std::fs::read_dir("/proc")? {
             let entry = entry?;
@@ -140,17 +140,36 @@ impl PostgresCpu {
             };
             // A process that has just ended is in its parent's times.
             let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
-            let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
-            let field =
-                |index: usize| fields.get(index).and_then(|value| value.parse::<u64>().ok()).unwrap_or(0);
-            // Fields after the name: state, ppid, …, utime (11), stime, cutime, cstime.
+            let stat = ProcessStat::parse(&stat);
             if pid == self.main {
-                ticks += field(11) + field(12) + field(13) + field(14);
-            } else if field(1) == u64::from(self.main) {
-                ticks += field(11) + field(12);
+                ticks += stat.own + stat.children;
+            } else if stat.parent == u64::from(self.main) {
+                ticks += stat.own;
             }
         }
         Ok(ticks as f64 / TICKS_PER_SECOND)
+    }
+}
+
+/// Returns the user and system time of this process so far.
+pub(crate) fn own_cpu_seconds() -> Result<f64, BenchError> {
+    Ok(ProcessStat::parse(&std::fs::read_to_string("/proc/self/stat")?).own as f64 / TICKS_PER_SECOND)
+}
+
+/// Parent and times of a process, in ticks.
+struct ProcessStat {
+    parent: u64,
+    own: u64,
+    /// Time of children that have ended.
+    children: u64,
+}
+
+impl ProcessStat {
+    fn parse(stat: &str) -> ProcessStat {
+        // Fields after the name: state, ppid, …, utime (11), stime, cutime, cstime.
+        let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
+        let field = |index: usize| fields.get(index).and_then(|value| value.parse::<u64>().ok()).unwrap_or(0);
+        ProcessStat { parent: field(1), own: field(11) + field(12), children: field(13) + field(14) }
     }
 }
 
@@ -163,4 +182,5 @@ const RATE_RATIO_MIN: f64 = 0.75;
 /// Unit of the times in `/proc/PID/stat` (`getconf CLK_TCK`): 100 on every Linux platform that ibid is built for.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-const SERVER_SETTINGS: &[(&str, &str)] = &[("shared_buffers", "512MB"), ("max_wal_size", "4GB")];
+/// Settings of a server that is not held up by checkpoints.
+pub(crate) const SERVER_SETTINGS: &[(&str, &str)] = &[("shared_buffers", "512MB"), ("max_wal_size", "4GB")];

@@ -12,7 +12,7 @@ use ibid_core::response::Response;
 use ibid_core::scope::{Identity, Operation, Tenant};
 use ibid_core::store::Store;
 
-use crate::Failed;
+use crate::BenchError;
 
 /// The request of every payment.
 pub(crate) struct Payment;
@@ -42,12 +42,12 @@ impl RequestView for Payment {
 }
 
 /// Returns the identity of a payment under this key, by the only tenant of `--tenant none`.
-pub(crate) fn identity(key: &str) -> Result<Identity, Failed> {
+pub(crate) fn identity(key: &str) -> Result<Identity, BenchError> {
     identity_of(&Tenant::only(), key)
 }
 
 /// Returns the identity of a payment of this tenant.
-pub(crate) fn identity_of(tenant: &Tenant, key: &str) -> Result<Identity, Failed> {
+pub(crate) fn identity_of(tenant: &Tenant, key: &str) -> Result<Identity, BenchError> {
     let operation = Operation { method: METHOD.into(), path: PATH.into() };
     Ok(Identity { tenant: tenant.clone(), operation, key: Key::stored(key)? })
 }
@@ -60,12 +60,12 @@ pub(crate) fn answer() -> Response {
 }
 
 /// Starts an engine with the identity of a default gateway, so that each can use records that the other wrote.
-pub(crate) async fn engine(store: Arc<dyn Store>) -> Result<Ibid, Failed> {
+pub(crate) async fn engine(store: Arc<dyn Store>) -> Result<Ibid, BenchError> {
     Ok(Ibid::start(store, Settings::default()).await?)
 }
 
 /// Runs one payment, from begin to finish.
-pub(crate) async fn pay(ibid: &Ibid, policy: &Arc<Policy>, key: &str) -> Result<(), Failed> {
+pub(crate) async fn pay(ibid: &Ibid, policy: &Arc<Policy>, key: &str) -> Result<(), BenchError> {
     let ask = ibid.ask(identity(key)?, policy.clone(), Arc::new(Payment));
     let Begin::Run(mut attempt) = ibid.begin(ask).await? else {
         return Err(format!("`{key}` is not a fresh key").into());

@@ -20,9 +20,9 @@ use tokio::runtime::Runtime;
 
 use crate::rows::{self, Row, Rows};
 use crate::store::{histogram, measure};
-use crate::{Failed, ReapArgs, fill, payment};
+use crate::{BenchError, ReapArgs, fill, payment};
 
-pub(crate) fn run(args: &ReapArgs, runtime: &Runtime) -> Result<(), Failed> {
+pub(crate) fn run(args: &ReapArgs, runtime: &Runtime) -> Result<(), BenchError> {
     let (store, sizes, mut figures) = match &args.path {
         Some(path) => {
             fill_sqlite(path, args, runtime)?;
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &ReapArgs, runtime: &Runtime) -> Result<(), Failed> {
 }
 
 /// Measures the load without the reaper and with it, in turn.
-async fn measure_load(ibid: Ibid, args: &ReapArgs) -> Result<Value, Failed> {
+async fn measure_load(ibid: Ibid, args: &ReapArgs) -> Result<Value, BenchError> {
     let turn = Duration::from_secs(args.seconds);
     let (mut without, mut with) = (histogram()?, histogram()?);
     let mut reaping = Duration::ZERO;
@@ -91,16 +91,16 @@ async fn measure_load(ibid: Ibid, args: &ReapArgs) -> Result<Value, Failed> {
     }))
 }
 
-async fn reap_all(ibid: &Ibid) -> Result<(), Failed> {
+async fn reap_all(ibid: &Ibid) -> Result<(), BenchError> {
     reap_store(&**ibid.store(), Retention::default(), |_| {}).await?;
     Ok(())
 }
 
-async fn count_expired(ibid: &Ibid) -> Result<u64, Failed> {
+async fn count_expired(ibid: &Ibid) -> Result<u64, BenchError> {
     Ok(reap_preview(&**ibid.store(), Retention::default()).await?.records.remove)
 }
 
-fn fill_sqlite(path: &Path, args: &ReapArgs, runtime: &Runtime) -> Result<(), Failed> {
+fn fill_sqlite(path: &Path, args: &ReapArgs, runtime: &Runtime) -> Result<(), BenchError> {
     let (connection, template) = rows::open(path, runtime)?;
     // A fill that is interrupted by a power loss is repeated from scratch.
     connection.pragma_update(None, "synchronous", "off")?;
@@ -122,7 +122,7 @@ fn fill_sqlite(path: &Path, args: &ReapArgs, runtime: &Runtime) -> Result<(), Fa
     Ok(())
 }
 
-async fn on_postgres(args: &ReapArgs) -> Result<(Value, Value), Failed> {
+async fn on_postgres(args: &ReapArgs) -> Result<(Value, Value), BenchError> {
     let server = Postgres::start_on_disk(&[("shared_buffers", "512MB"), ("max_wal_size", "4GB")]);
     let database = server.create_database();
     let store = PostgresStore::open(&server.url_for(&database), PostgresOptions::default()).await?;
@@ -134,7 +134,7 @@ async fn on_postgres(args: &ReapArgs) -> Result<(Value, Value), Failed> {
     fill(args.expired..all, 0);
     server.sql(&database, "vacuum analyze");
     server.sql(&database, "checkpoint");
-    let bytes = || -> Result<u64, Failed> {
+    let bytes = || -> Result<u64, BenchError> {
         let sql = "select pg_total_relation_size('ibid_record') + pg_total_relation_size('ibid_body')";
         Ok(server.sql(&database, sql).parse()?)
     };

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 
-use crate::Failed;
+use crate::BenchError;
 
 /// The reaper's metrics of this process.
 #[derive(Clone, Default)]
@@ -17,7 +17,7 @@ pub(crate) struct ReaperMetrics {
 
 impl ReaperMetrics {
     /// Makes this the recorder of the process, which can have one only.
-    pub(crate) fn install() -> Result<ReaperMetrics, Failed> {
+    pub(crate) fn install() -> Result<ReaperMetrics, BenchError> {
         let metrics = ReaperMetrics::default();
         metrics::set_global_recorder(metrics.clone()).map_err(|error| error.to_string())?;
         Ok(metrics)

@@ -15,10 +15,10 @@ use rusqlite::types::Value;
 use rusqlite::{CachedStatement, Connection, params_from_iter};
 use tokio::runtime::Runtime;
 
-use crate::{Failed, payment};
+use crate::{BenchError, payment};
 
 /// Opens a connection with the same settings as the store's.
-pub(crate) fn open(path: &Path, runtime: &Runtime) -> Result<(Connection, Template), Failed> {
+pub(crate) fn open(path: &Path, runtime: &Runtime) -> Result<(Connection, Template), BenchError> {
     runtime.block_on(make(path))?;
     let connection = Connection::open(path)?;
     let settings =
@@ -36,7 +36,7 @@ pub(crate) fn open(path: &Path, runtime: &Runtime) -> Result<(Connection, Templa
 }
 
 /// Creates the file and its first record through the engine, unless a gateway already has.
-async fn make(path: &Path) -> Result<(), Failed> {
+async fn make(path: &Path) -> Result<(), BenchError> {
     let store = Arc::new(SqliteStore::open(path, SqliteOptions::default())?);
     let ibid = payment::engine(store).await?;
     let request =
@@ -60,7 +60,7 @@ pub(crate) struct Template {
 }
 
 impl Template {
-    fn read(connection: &Connection) -> Result<Template, Failed> {
+    fn read(connection: &Connection) -> Result<Template, BenchError> {
         let id = RecordId::of(&payment::identity("template")?, ScopeRule::Operation);
         let sql = "select r.policy, p.lease_us, r.flags, r.fingerprint, r.note, r.status, r.lines, r.body
                    from ibid_record r join ibid_policy p on p.id = r.policy where r.id = ?1";
@@ -88,7 +88,7 @@ pub(crate) struct Rows<'c> {
 }
 
 impl<'c> Rows<'c> {
-    pub(crate) fn new(connection: &'c Connection, template: &'c Template) -> Result<Rows<'c>, Failed> {
+    pub(crate) fn new(connection: &'c Connection, template: &'c Template) -> Result<Rows<'c>, BenchError> {
         let insert = include_str!("../../ibid/src/record_sql/sqlite/insert.sql");
         let update = include_str!("../../ibid/src/record_sql/sqlite/update.sql");
         let (insert, update) = (connection.prepare_cached(insert)?, connection.prepare_cached(update)?);
@@ -96,7 +96,7 @@ impl<'c> Rows<'c> {
     }
 
     /// Writes the begin of a key.
-    pub(crate) fn begin(&mut self, row: &Row, now: i64) -> Result<(), Failed> {
+    pub(crate) fn begin(&mut self, row: &Row, now: i64) -> Result<(), BenchError> {
         let values = RowValues {
             count: 1,
             nonce: row.nonce,
@@ -109,7 +109,7 @@ impl<'c> Rows<'c> {
     }
 
     /// Writes the finish of a key that was begun.
-    pub(crate) fn finish(&mut self, row: &Row, now: i64) -> Result<(), Failed> {
+    pub(crate) fn finish(&mut self, row: &Row, now: i64) -> Result<(), BenchError> {
         let values = RowValues {
             count: 2,
             nonce: row.nonce ^ 1,
@@ -122,7 +122,7 @@ impl<'c> Rows<'c> {
     }
 
     /// Writes a completed key at once, to fill a store without measuring it.
-    pub(crate) fn write_completed(&mut self, row: &Row, now: i64) -> Result<(), Failed> {
+    pub(crate) fn write_completed(&mut self, row: &Row, now: i64) -> Result<(), BenchError> {
         let values = RowValues {
             count: 1,
             nonce: row.nonce,
@@ -154,7 +154,7 @@ fn write(
     values: &RowValues,
     now: i64,
     expected: Option<i64>,
-) -> Result<(), Failed> {
+) -> Result<(), BenchError> {
     let has_response = values.state == State::Completed;
     let response = |value: &Value| if has_response { value.clone() } else { Value::Null };
     let [created, ran, completed] = values.instants;
@@ -210,7 +210,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    pub(crate) fn new(key: String) -> Result<Row, Failed> {
+    pub(crate) fn new(key: String) -> Result<Row, BenchError> {
         let id = RecordId::of(&payment::identity(&key)?, ScopeRule::Operation);
         // Derived from the digest, so as good as random and of the same size.
         let nonce = id.as_bytes()[..8].iter().fold(0_i64, |nonce, byte| nonce << 8 | i64::from(*byte));
@@ -219,7 +219,7 @@ impl Row {
 }
 
 /// Returns the time in microseconds since the epoch.
-pub(crate) fn now() -> Result<i64, Failed> {
+pub(crate) fn now() -> Result<i64, BenchError> {
     Ok(i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros())?)
 }
 

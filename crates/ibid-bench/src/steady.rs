@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::begin_load::{BeginLoad, in_histogram};
 use crate::database::Database;
 use crate::reaper_metrics::ReaperMetrics;
-use crate::{Failed, payment, round_figure, seconds};
+use crate::{BenchError, payment, round_figure, seconds};
 
 /// Options of `ibid-bench steady`.
 #[derive(Debug, Args)]
@@ -43,7 +43,7 @@ pub(crate) struct SteadyArgs {
     compare: bool,
 }
 
-pub(crate) async fn run(args: &SteadyArgs) -> Result<(), Failed> {
+pub(crate) async fn run(args: &SteadyArgs) -> Result<(), BenchError> {
     let metrics = ReaperMetrics::install()?;
     let mut verdict = run_once(args, &metrics, !args.no_reap).await?;
     if args.compare {
@@ -59,7 +59,7 @@ pub(crate) async fn run(args: &SteadyArgs) -> Result<(), Failed> {
     Ok(())
 }
 
-async fn run_once(args: &SteadyArgs, metrics: &ReaperMetrics, has_reaper: bool) -> Result<Value, Failed> {
+async fn run_once(args: &SteadyArgs, metrics: &ReaperMetrics, has_reaper: bool) -> Result<Value, BenchError> {
     let database = Database::open(&args.store).await?;
     if args.compare && !database.is_temporary() {
         return Err("`--compare` needs an empty store for each run: `--store sqlite` or `postgres`".into());

@@ -15,9 +15,9 @@ use ibid_core::store::Store;
 use serde_json::json;
 use tokio::task::JoinSet;
 
-use crate::{Failed, StoreArgs, payment};
+use crate::{BenchError, StoreArgs, payment};
 
-pub(crate) async fn run(args: &StoreArgs) -> Result<(), Failed> {
+pub(crate) async fn run(args: &StoreArgs) -> Result<(), BenchError> {
     let (store, counts) = open(&args.store).await?;
     let ibid = payment::engine(store).await?;
     let (took, per_second) = measure(&ibid, args.callers.get(), Duration::from_secs(args.seconds)).await?;
@@ -44,7 +44,7 @@ pub(crate) async fn measure(
     ibid: &Ibid,
     callers: u32,
     seconds: Duration,
-) -> Result<(Histogram<u64>, f64), Failed> {
+) -> Result<(Histogram<u64>, f64), BenchError> {
     let policy = Arc::new(Policy::default());
     // A number that no earlier run used, so that keys of two runs on one store never collide.
     let run = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_nanos();
@@ -68,7 +68,12 @@ pub(crate) async fn measure(
 /// Runs one caller: key after key until the time is over. Returns the microseconds of each.
 ///
 /// Not a histogram per caller: it would touch more memory than the code that is measured.
-async fn call(ibid: Ibid, policy: Arc<Policy>, prefix: String, until: Instant) -> Result<Vec<u32>, Failed> {
+async fn call(
+    ibid: Ibid,
+    policy: Arc<Policy>,
+    prefix: String,
+    until: Instant,
+) -> Result<Vec<u32>, BenchError> {
     let mut took = Vec::new();
     for number in 0_u32.. {
         let started = Instant::now();
@@ -90,7 +95,7 @@ fn mean((commits, changes): (u64, u64)) -> f64 {
 }
 
 /// Opens the store that a URL names.
-async fn open(url: &str) -> Result<(Arc<dyn Store>, Counts), Failed> {
+async fn open(url: &str) -> Result<(Arc<dyn Store>, Counts), BenchError> {
     match url.split_once(':') {
         Some(("sqlite", path)) if !path.is_empty() => {
             let store = Arc::new(SqliteStore::open(Path::new(path), SqliteOptions::default())?);
@@ -110,6 +115,6 @@ async fn open(url: &str) -> Result<(Arc<dyn Store>, Counts), Failed> {
 }
 
 /// Returns a histogram of microseconds up to a minute, with three significant digits.
-pub(crate) fn histogram() -> Result<Histogram<u64>, Failed> {
+pub(crate) fn histogram() -> Result<Histogram<u64>, BenchError> {
     Ok(Histogram::new_with_max(60_000_000, 3)?)
 }

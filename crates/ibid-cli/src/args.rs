@@ -2,13 +2,14 @@
 //!
 //! Every flag of the gateway is optional here, because its value may come from a variable or from the file.
 
+pub(crate) mod copy;
 pub(crate) mod identity;
 pub(crate) mod operator;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::commands::ledger::LedgerArgs;
 use crate::config::units::parse_duration;
@@ -73,7 +74,14 @@ pub(crate) enum Command {
     /// Show and change the settings that make up the ids of records
     #[command(subcommand)]
     Identity(identity::IdentityCommand),
-    /// Check the configuration
+    /// Copy a store onto another one and open that, so that a service can grow from a file onto a server
+    ///
+    /// Closes the source first: running nodes answer 503, and stored requests and effects wait. Waits until no node can still
+    /// act on it (twice `store.identity_valid_for`, 30 s by default) and until running requests have ended or lapsed. Then it
+    /// copies settings, secrets, identity, records, history, evidence and effects, compares both stores and opens the target.
+    /// The source stays closed. If it is stopped, run it again: it continues where it stopped.
+    Copy(copy::CopyArgs),
+    /// Check the gateway's configuration file
     #[command(subcommand)]
     Config(ConfigCommand),
 }
@@ -115,7 +123,7 @@ pub(crate) struct GatewayArgs {
     #[arg(long, value_name = "ADDRESS", env = "IBID_ADMIN_LISTEN", hide_env_values = true)]
     pub(crate) admin_listen: Option<String>,
 
-    /// The store of the records: `sqlite:PATH`, `postgres://USER@HOST/DATABASE` or `memory:`
+    /// The store of the records: `sqlite:PATH`, `postgres://…`, `mysql://…`, `dynamodb://TABLE`, `redis://…` or `memory:`
     ///
     /// In the file: `store.url`. [default: sqlite:ibid.db]
     #[arg(long, value_name = "URL", env = "IBID_STORE", hide_env_values = true)]
@@ -136,7 +144,7 @@ pub(crate) struct GatewayArgs {
     pub(crate) upstream_http2: Option<bool>,
 }
 
-/// Arguments of `ibid demo`: its listening addresses.
+/// Arguments of `ibid demo`: its listening addresses and the gateway's store.
 #[cfg(feature = "demo")]
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct DemoArgs {
@@ -163,17 +171,38 @@ pub(crate) struct DemoArgs {
     /// [default: 127.0.0.1:8091]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) provider_listen: Option<String>,
+
+    /// The gateway's store, to try one out: `postgres://USER@HOST/DATABASE`
+    ///
+    /// Its records stay when the demo ends, so the keys of each run are new. The reference application always uses a
+    /// SQLite file. Not read from `IBID_STORE`, which may name a store in use.
+    ///
+    /// [default: a SQLite file that is deleted at the end]
+    #[arg(long, value_name = "URL")]
+    pub(crate) store: Option<String>,
 }
 
 /// Arguments of `ibid migrate`: a store and a mode.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct MigrateArgs {
-    /// Print the statements that are missing instead of running them [default: run them]
-    #[arg(long)]
-    pub(crate) print: bool,
+    /// Print the statements that are missing instead of running them, or a DynamoDB table for `cloudformation` or
+    /// `terraform` [default: run them]
+    #[arg(long, value_name = "FORMAT", num_args = 0..=1, default_missing_value = "statements", hide_possible_values = true)]
+    pub(crate) print: Option<PrintFormat>,
 
     #[command(flatten)]
     pub(crate) place: StoreArgs,
+}
+
+/// Format in which `ibid migrate --print` prints what is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PrintFormat {
+    /// Statements of a SQL store.
+    Statements,
+    /// A template for AWS CloudFormation.
+    Cloudformation,
+    /// A resource of the AWS provider of Terraform.
+    Terraform,
 }
 
 /// Arguments of `ibid doctor`: a store and an upstream.
@@ -269,6 +298,8 @@ pub(crate) struct ReapArgs {
 pub(crate) enum KeysCommand {
     /// List records, ordered by id
     List(KeysListArgs),
+    /// Count records by state, and dead letters; large tables are estimated
+    Count(KeysCountArgs),
     /// Show one record with its history
     Show(KeysShowArgs),
     /// Settle unknown records by what you found out: executed, with a response, or not executed
@@ -300,10 +331,21 @@ pub(crate) struct KeysListArgs {
     pub(crate) place: StoreArgs,
 }
 
+/// Arguments of `ibid keys count`.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct KeysCountArgs {
+    /// Print one JSON object [default: one line per state]
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) place: StoreArgs,
+}
+
 /// Arguments of `ibid keys show`.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct KeysShowArgs {
-    /// The first 4 to 64 hex digits of the record's id, as logs and `keys list` show it
+    /// The first 4 to 32 hex digits of the record's id, as logs and `keys list` show it
     #[arg(value_name = "ID")]
     pub(crate) id: String,
 
@@ -318,7 +360,7 @@ pub(crate) struct KeysShowArgs {
 /// Arguments that name the store.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct StoreArgs {
-    /// The store of the records: `sqlite:PATH`, `postgres://USER@HOST/DATABASE` or `memory:` [default: `store.url` of the file, else sqlite:ibid.db]
+    /// The store of the records: `sqlite:PATH`, `postgres://…`, `mysql://…`, `dynamodb://TABLE`, `redis://…` or `memory:` [default: `store.url` of the file, else sqlite:ibid.db]
     #[arg(long, value_name = "URL", env = "IBID_STORE", hide_env_values = true)]
     pub(crate) store: Option<String>,
 

@@ -3,6 +3,7 @@
 mod args;
 mod commands;
 mod config;
+mod front;
 mod gateway;
 mod open_store;
 mod otlp;
@@ -11,6 +12,7 @@ mod progress;
 
 use std::io::{stderr, stdout};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Parser;
 use clap::error::ErrorKind;
@@ -24,8 +26,9 @@ use args::operator::EffectsCommand;
 use args::{
     Cli, Command, ConfigCommand, GatewayArgs, KeysCommand, ReconcileArgs, ReconcileCommand, StoreArgs,
 };
-use config::{Config, EnvVars};
+use config::{Config, EnvVars, StoreUrl};
 use gateway::Gateway;
+use ibid::Store;
 use ibid::operator::Operator;
 use open_store::open_store;
 use otlp::Spans;
@@ -71,81 +74,71 @@ fn run(command: Command) -> Result<(), Failures> {
             let upstream = config::upstream_if_named(&args)?;
             wait_for(commands::doctor::run(&url, secrets, upstream.as_ref(), args.json, &mut stdout()))
         }
-        Command::Sweep(args) => {
-            let url = config::store_of(&args.place)?;
+        Command::Sweep(args) => on_store(&args.place, async |url, store| {
             let rounds = rounds(&args.rounds);
-            wait_for(until_stopped(async {
-                let store = open_store(&url, false).await?;
-                commands::sweep_reconcile::sweep(&url, store, &rounds, &mut stdout()).await
-            }))
-        }
+            until_stopped(commands::sweep_reconcile::sweep(url, store, &rounds, &mut stdout())).await
+        }),
         Command::Reconcile(ReconcileArgs { command: Some(ReconcileCommand::Ledger(args)), .. }) => {
             commands::ledger::main(&args)
         }
         Command::Reconcile(args) => {
-            let (url, upstream) = (config::store_of(&args.place)?, config::upstream_of(&args)?);
-            let rounds = rounds(&args.rounds);
-            wait_for(until_stopped(async {
+            let (upstream, rounds) = (config::upstream_of(&args)?, rounds(&args.rounds));
+            on_store(&args.place, async |url, store| {
                 let forwarder = gateway::forward::Forwarder::new(upstream.url, upstream.http2, &upstream.tls)
                     .map_err(|error| Failure::usage("the upstream can't be used").because(error))?;
-                let store = open_store(&url, false).await?;
-                commands::sweep_reconcile::reconcile(&url, store, forwarder, &rounds, &mut stdout()).await
-            }))
+                let rounds = &rounds;
+                until_stopped(commands::sweep_reconcile::reconcile(
+                    url,
+                    store,
+                    forwarder,
+                    rounds,
+                    &mut stdout(),
+                ))
+                .await
+            })
         }
         Command::Config(ConfigCommand::Check(args)) => {
             commands::config_check::run(&args, &EnvVars::of_process()?, &mut stdout(), &mut stderr())
         }
         Command::Reap(args) => {
-            let (url, keep) = (config::store_of(&args.place)?, config::keep_of(&args.place)?);
-            wait_for(until_stopped(async {
-                let store = open_store(&url, false).await?;
-                commands::reap::run(&*store, keep, &args, &mut stdout()).await
-            }))
-        }
-        Command::Keys(KeysCommand::List(args)) => {
-            let url = config::store_of(&args.place)?;
-            wait_for(async {
-                let store = open_store(&url, false).await?;
-                commands::keys::list(commands::keys::browse(&*store)?, &args, &mut stdout(), &mut stderr())
-                    .await
+            let keep = config::keep_of(&args.place)?;
+            on_store(&args.place, async |_, store| {
+                until_stopped(commands::reap::run(&*store, keep, &args, &mut stdout())).await
             })
         }
-        Command::Keys(KeysCommand::Resolve(args)) => at_store(&args.act.place, async |operator| {
+        Command::Keys(KeysCommand::List(args)) => on_store(&args.place, async |_, store| {
+            let store = commands::keys::browse(&*store)?;
+            commands::keys::list(store, &args, &mut stdout(), &mut stderr()).await
+        }),
+        Command::Keys(KeysCommand::Count(args)) => as_operator(&args.place, async |operator| {
+            commands::key_counts::run(&operator, args.json, &mut stdout()).await
+        }),
+        Command::Keys(KeysCommand::Resolve(args)) => as_operator(&args.act.place, async |operator| {
             commands::resolve::resolve(&operator, &args, &mut stdout(), &mut stderr()).await
         }),
-        Command::Keys(KeysCommand::Forget(args)) => at_store(&args.act.place, async |operator| {
+        Command::Keys(KeysCommand::Forget(args)) => as_operator(&args.act.place, async |operator| {
             commands::resolve::forget(&operator, &args, &mut stdout(), &mut stderr()).await
         }),
-        Command::Effects(EffectsCommand::List(args)) => at_store(&args.place, async |operator| {
+        Command::Effects(EffectsCommand::List(args)) => as_operator(&args.place, async |operator| {
             commands::effects::list(&operator, &args, &mut stdout(), &mut stderr()).await
         }),
-        Command::Effects(EffectsCommand::Retry(args)) => at_store(&args.act.place, async |operator| {
+        Command::Effects(EffectsCommand::Retry(args)) => as_operator(&args.act.place, async |operator| {
             commands::effects::retry(&operator, &args, &mut stdout(), &mut stderr()).await
         }),
-        Command::Effects(EffectsCommand::Discard(args)) => at_store(&args.act.place, async |operator| {
+        Command::Effects(EffectsCommand::Discard(args)) => as_operator(&args.act.place, async |operator| {
             commands::effects::discard(&operator, &args, &mut stdout(), &mut stderr()).await
         }),
-        Command::Identity(IdentityCommand::Show(args)) => {
-            let url = config::store_of(&args.place)?;
-            wait_for(async {
-                let store = open_store(&url, false).await?;
-                commands::identity::show(&*store, &args, &mut stdout()).await
-            })
-        }
-        Command::Identity(IdentityCommand::Change(args)) => {
-            let url = config::store_of(&args.place)?;
-            wait_for(async {
-                let store = open_store(&url, false).await?;
-                commands::identity::change(&*store, &args, &mut stdout(), &mut stderr()).await
-            })
-        }
-        Command::Keys(KeysCommand::Show(args)) => {
-            let url = config::store_of(&args.place)?;
-            wait_for(async {
-                let store = open_store(&url, false).await?;
-                commands::keys::show(commands::keys::browse(&*store)?, &args, &mut stdout()).await
-            })
-        }
+        Command::Identity(IdentityCommand::Show(args)) => on_store(&args.place, async |_, store| {
+            commands::identity::show(&*store, &args, &mut stdout()).await
+        }),
+        Command::Identity(IdentityCommand::Change(args)) => on_store(&args.place, async |_, store| {
+            commands::identity::change(&*store, &args, &mut stdout(), &mut stderr()).await
+        }),
+        Command::Copy(args) => wait_for(commands::copy::run(&args, &mut stdout(), &mut stderr())),
+        Command::Keys(KeysCommand::Show(args)) => on_store(&args.place, async |_, store| {
+            let load = async |id| store.load(id).await;
+            commands::keys::show(commands::keys::browse(&*store)?, load, &args, &mut stdout()).await
+        }),
     }
 }
 
@@ -245,13 +238,21 @@ fn logging(log: &config::LogSettings) -> Result<Spans, Failure> {
     Ok(spans)
 }
 
+/// Runs a command on the store that the arguments name.
+fn on_store(
+    place: &StoreArgs,
+    command: impl AsyncFnOnce(&StoreUrl, Arc<dyn Store>) -> Result<(), Failure>,
+) -> Result<(), Failures> {
+    let url = config::store_of(place)?;
+    wait_for(async { command(&url, open_store(&url, false).await?).await })
+}
+
 /// Runs an operator's command on the store that the arguments name.
-fn at_store(
+fn as_operator(
     place: &StoreArgs,
     command: impl AsyncFnOnce(Operator) -> Result<(), Failure>,
 ) -> Result<(), Failures> {
-    let url = config::store_of(place)?;
-    wait_for(async { command(Operator::on_store(open_store(&url, false).await?)).await })
+    on_store(place, async |_, store| command(Operator::on_store(store)).await)
 }
 
 /// Runs a command on one thread, which is enough for a few store operations.
@@ -260,7 +261,17 @@ fn wait_for(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Fa
         .enable_all()
         .build()
         .map_err(|error| Failure::world("cannot start the runtime").because(error))?;
+    log_errors();
     Ok(runtime.block_on(command)?)
+}
+
+/// Prints errors that do not end a command to stderr, such as records that a list leaves out because a newer ibid wrote
+/// them.
+fn log_errors() {
+    let is_shown = filter_fn(|about| about.target().starts_with("ibid") && *about.level() == Level::ERROR);
+    let lines = tracing_subscriber::fmt::layer().with_writer(stderr).with_ansi(false).without_time();
+    // It fails only if logging is set up already.
+    let _ = tracing_subscriber::registry().with(lines.with_filter(is_shown)).try_init();
 }
 
 fn report(failures: &Failures) -> ExitCode {

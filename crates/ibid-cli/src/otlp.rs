@@ -81,7 +81,7 @@ mod imp {
             if !endpoint.starts_with("http://") {
                 return Err(Failure::usage(format!("`{name}` is `{endpoint}`"))
                     .because("spans are sent over plain HTTP only")
-                    .hint("run a collector beside the gateway, such as `http://127.0.0.1:4318`"));
+                    .hint("run a collector next to the gateway, such as `http://127.0.0.1:4318`"));
             }
             let refused = |error: &dyn fmt::Display| {
                 Failure::usage(format!("spans can't be sent to `{endpoint}`")).because(error.to_string())

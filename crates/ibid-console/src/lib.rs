@@ -38,6 +38,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub use auth::{Token, TokenError};
+pub use status::CountsView;
 pub use views::rfc3339;
 
 use problem::Problem;
@@ -99,6 +100,7 @@ fn api() -> OpenApiRouter<AppState> {
         .routes(routes!(effects::retry))
         .routes(routes!(effects::discard))
         .routes(routes!(effects::dead_letters))
+        .routes(routes!(status::counts))
         .routes(routes!(status::tenants))
         .routes(routes!(status::upkeep))
 }

@@ -7,9 +7,8 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
 use ibid::operator::OperatorError;
-use ibid_core::change::{History, StoredRecord};
+use ibid_core::change::{HistoryLine, StoredRecord};
 use ibid_core::store::StoreError;
-use ibid_core::time::Timestamp;
 use serde::Serialize;
 use utoipa::openapi::{ContentBuilder, Ref, RefOr, ResponseBuilder, response};
 use utoipa::{IntoResponses, ToSchema};
@@ -87,7 +86,7 @@ impl Problem {
     }
 
     /// Adds the record as it is now, and the history line of what last settled it.
-    fn record(mut self, stored: &StoredRecord, last: Option<Box<(Timestamp, History)>>) -> Problem {
+    fn record(mut self, stored: &StoredRecord, last: Option<Box<HistoryLine>>) -> Problem {
         self.0.record = Some(Box::new(RecordView::of(stored)));
         self.0.last = last.map(|last| HistoryView::of(&last));
         self

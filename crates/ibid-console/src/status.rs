@@ -1,10 +1,13 @@
-//! Status of this process: tenants by duplicate rate, and the chores.
+//! Status of the store and this process: counts of records, tenants by duplicate rate, and the chores.
 
+use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use axum::Json;
 use axum::extract::State;
+use ibid::State as RecordState;
 use ibid::engine::TenantRate;
+use ibid::operator::{RecordCounts, RowCount};
 use ibid::upkeep::ChoreStatus;
 use ibid_core::time::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -119,6 +122,65 @@ impl ChoreView {
             error: chore.error.clone(),
         }
     }
+}
+
+/// Numbers of records and dead letters.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Counts)]
+pub struct CountsView {
+    /// Numbers of records, by state.
+    records: BTreeMap<&'static str, CountView>,
+    /// Records that an operator must look at.
+    dead_letters: CountView,
+    /// Effects that an operator must look at.
+    dead_effects: CountView,
+    /// Time since the unknown record that ran longest ago; null if no record is unknown.
+    oldest_unknown_seconds: Option<u64>,
+}
+
+/// A number of rows.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Count)]
+struct CountView {
+    /// The number; null if the store cannot tell.
+    count: Option<u64>,
+    /// `true` if the number comes from the database's statistics.
+    estimated: bool,
+}
+
+impl CountView {
+    fn of(count: RowCount) -> CountView {
+        CountView { count: count.value(), estimated: count.is_estimated() }
+    }
+}
+
+impl CountsView {
+    /// Returns the counts as the API shows them.
+    pub fn of(counts: &RecordCounts) -> CountsView {
+        let by_state = RecordState::ALL.into_iter().zip(counts.by_state);
+        CountsView {
+            records: by_state.map(|(state, count)| (state.name(), CountView::of(count))).collect(),
+            dead_letters: CountView::of(counts.dead_letters),
+            dead_effects: CountView::of(counts.dead_effects),
+            oldest_unknown_seconds: counts.oldest_unknown.map(|age| age.as_secs()),
+        }
+    }
+}
+
+/// Counts records by state, and dead letters
+///
+/// A store with a large table returns estimates.
+#[utoipa::path(
+    get,
+    path = "/v1/counts",
+    responses((status = 200, description = "The counts", body = CountsView), Refusals)
+)]
+pub(crate) async fn counts(
+    State(app): State<AppState>,
+    QueryParams(NoParams {}): QueryParams<NoParams>,
+) -> Result<Json<CountsView>, Problem> {
+    let counts = app.operator.count().await?;
+    Ok(Json(CountsView::of(&counts)))
 }
 
 /// An empty set of parameters, so that unknown ones are refused.

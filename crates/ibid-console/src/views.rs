@@ -1,6 +1,6 @@
 //! Records, effects and history as the API shows them. Payloads and bodies are not shown, because they belong to the clients.
 
-use ibid_core::change::{History, StoredRecord};
+use ibid_core::change::{HistoryLine, StoredRecord};
 use ibid_core::effect::StoredEffect;
 use ibid_core::time::Timestamp;
 use serde::Serialize;
@@ -12,7 +12,7 @@ use crate::dto::{EffectWord, StateWord};
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Record)]
 pub(crate) struct RecordView {
-    /// Full id, 64 hex digits. Requests may use the first 4 or more.
+    /// Full id, 32 hex digits. Requests may use the first 4 or more.
     id: String,
     /// State of the record.
     state: StateWord,
@@ -108,8 +108,8 @@ pub(crate) struct HistoryView {
 }
 
 impl HistoryView {
-    pub(crate) fn of((at, line): &(Timestamp, History)) -> HistoryView {
-        HistoryView { at: rfc3339(*at), what: line.what.name(), detail: line.detail.clone() }
+    pub(crate) fn of(line: &HistoryLine) -> HistoryView {
+        HistoryView { at: rfc3339(line.at), what: line.what.name(), detail: line.detail.clone() }
     }
 }
 

@@ -1,5 +1,7 @@
 //! Changes to records and their outcome. A change carries intervals only; the store adds them to its own clock.
 
+#![expect(clippy::exhaustive_enums, reason = "every store has to handle every variant")]
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -143,7 +145,7 @@ impl BodyKind {
     }
 }
 
-/// One line of a record's history.
+/// A line that a change adds to a record's history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct History {
     /// Kind of the event.
@@ -152,8 +154,29 @@ pub struct History {
     pub detail: String,
 }
 
+/// A stored line of a record's history.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HistoryLine {
+    /// Instant of the change that added the line, by the store's clock.
+    pub at: Timestamp,
+    /// Kind of the event.
+    pub what: HistoryKind,
+    /// Text for an operator; never contains a key, a credential or a body.
+    pub detail: String,
+}
+
+/// A stored body, as the store returns it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LoadedBody {
+    /// Code of its kind ([`BodyKind::code`]). It may be one that this version does not know.
+    pub kind: u32,
+    /// The bytes of the body.
+    pub data: Bytes,
+}
+
 /// Kind of a history line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum HistoryKind {
     /// The lease of an attempt lapsed.
     Lapse,
@@ -233,7 +256,8 @@ pub struct StoredRecord {
     pub record: Arc<Record>,
     /// The response, if one is stored.
     pub response: Option<SavedResponse>,
-    /// The store's clock at the read.
+    /// The store's clock at the read. If every node has its own, an instant that has passed on all of them
+    /// ([`StoreClock::Node`](crate::store::StoreClock::Node)).
     pub now: Timestamp,
 }
 
@@ -271,7 +295,7 @@ impl Change {
     ///
     /// `before` is what was stored until then.
     pub fn stored_after(&self, stamp: Stamp, before: Option<&StoredRecord>) -> Option<StoredRecord> {
-        let record = self.applied(stamp, before.map(|stored| &*stored.record))?;
+        let record = self.apply(stamp, before.map(|stored| &*stored.record))?;
         let is_same_generation = |before: &&StoredRecord| {
             let created = self.draft.as_ref().map(|draft| draft.created);
             before.record.birth == record.birth && created == Some(InstantChange::Keep)
@@ -285,7 +309,7 @@ impl Change {
     /// Returns the record after the store committed this change at `stamp`; `None` for a change without a draft.
     ///
     /// `before` is the record that was stored until then.
-    pub fn applied(&self, stamp: Stamp, before: Option<&Record>) -> Option<Arc<Record>> {
+    pub fn apply(&self, stamp: Stamp, before: Option<&Record>) -> Option<Arc<Record>> {
         let draft = self.draft.as_ref()?;
         let instant = |mark: InstantChange, was: Option<Timestamp>| match mark {
             InstantChange::Keep => was,

@@ -176,6 +176,7 @@ impl Default for EffectRules {
 /// The way in which an uncertain call is made safe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Safety {
     /// Nothing makes it safe: the effect becomes `unknown`, a dead letter.
     Once,
@@ -251,6 +252,8 @@ pub struct StoredEffect {
     pub rules: EffectRules,
     /// `true` if it owes the record's response.
     pub owes: bool,
+    /// `true` if it is a notice to an operator and not a call. The reaper keeps its row, so that its name stays taken.
+    pub is_letter: bool,
     /// W3C `traceparent` of the request that caused it.
     pub trace: Option<String>,
     /// Input of the handler. Empty once the reaper has dropped it, together with the record's response.
@@ -405,7 +408,7 @@ pub fn downstream_key(record: &RecordId, birth: Nonce, name: &str) -> String {
     digest.update(birth.0.to_be_bytes());
     digest.update(name.as_bytes());
     // 128 bits distinguish more calls than will ever be made; hex satisfies every provider's rules for keys.
-    digest.finalize()[..16].iter().fold(String::from("ibid-"), |key, byte| key + &format!("{byte:02x}"))
+    format!("ibid-{}", crate::hex::encode(&digest.finalize()[..16]))
 }
 
 /// Returns whether a text may be a key made by [`downstream_key`]: a provider also reports calls that others make.

@@ -3,6 +3,8 @@
 //! A webhook may arrive before its record or effect is `unknown`, and its event must count once however often it is
 //! delivered.
 
+#![expect(clippy::exhaustive_enums, reason = "every store has to handle every variant")]
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -127,6 +129,8 @@ pub trait EvidenceStore: Send + Sync {
     ) -> BoxFuture<'_, Result<(StoredEvidence, bool), StoreError>>;
 
     /// Returns one page of open evidence, about in the order of arrival, from `after` on.
+    ///
+    /// A store passes over evidence that it cannot read, and logs it: one such row must not hide the others.
     fn open_evidence(
         &self,
         which: EvidenceQuery,

@@ -11,6 +11,7 @@ use crate::key_source::{KeySource, KeySourceError};
 /// Go's HTTP client, and so Caddy, Traefik and every `httputil.ReverseProxy`, treats `Idempotency-Key` or
 /// `X-Idempotency-Key` on a request without a body as permission to resend the request by itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+#[expect(clippy::exhaustive_enums, reason = "the gateway has to obey every rule")]
 pub enum ForwardKey {
     /// As sent if the request has a body. Without a body, the fields that permit a resend are renamed to
     /// [`FORWARDED_KEY`].

@@ -18,6 +18,7 @@ pub struct Key(Box<str>);
 
 /// Accepted spellings of a key in its field.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum KeyForm {
     /// `"abc"` and `abc` name the same key: the draft wants the first, most clients send the second.
     #[default]
@@ -28,6 +29,7 @@ pub enum KeyForm {
 
 /// Reason why a field names no key. No variant carries the value, so that no message can show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
 pub enum KeyError {
     /// There is more than one field line.
     #[error("the key is given more than once")]
@@ -58,6 +60,10 @@ impl Key {
     ///
     /// RFC 9651 joins lines with commas, and an Item has no comma outside its quotes. A string that a line break splits
     /// in two could still parse after joining, so two lines are refused before they are joined, identical or not.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there is more than one line, or if the line is no key in this form.
     pub fn from_lines<'a>(
         lines: impl IntoIterator<Item = &'a [u8]>,
         form: KeyForm,
@@ -71,6 +77,10 @@ impl Key {
     }
 
     /// Parses the key in one field line.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the line is no key in this form.
     pub fn parse(line: &[u8], form: KeyForm) -> Result<Key, KeyError> {
         // RFC 9651 strips spaces, not tabs: a tab is part of the value and an error there.
         let value = strip_spaces(line);
@@ -85,6 +95,10 @@ impl Key {
     }
 
     /// Reads a stored key from its decoded text ([`Key::as_str`]).
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the text is empty, too long, or has a character that a key cannot have.
     pub fn stored(text: &str) -> Result<Key, KeyError> {
         if !text.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
             return Err(KeyError::Syntax);

@@ -35,7 +35,9 @@
 //! | [`operator_action`] | An operator's name and reason, for the history. |
 //! | [`row`] | The columns of a record, written and read in one place for all stores. |
 //! | [`store`], [`reap`], [`sql`] | The traits that stores and transactions implement. |
-//! | [`time`] | Instants of the store's clock. |
+//! | [`time`], [`hex`] | Instants of the store's clock; hexadecimal digits. |
+
+#![warn(missing_debug_implementations, clippy::exhaustive_enums)]
 
 mod cbor_default;
 pub mod change;
@@ -43,6 +45,7 @@ pub mod effect;
 pub mod evidence;
 pub mod fingerprint;
 pub mod forward_key;
+pub mod hex;
 pub mod key;
 pub mod key_source;
 pub mod machine;

@@ -19,6 +19,10 @@ impl OperatorAction {
     /// Creates an action of `who`, because of `reason`.
     ///
     /// Both begin with a visible character and have no control characters, because they are printed in one line.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the name or the reason is empty, too long or malformed.
     pub fn new(who: &str, reason: &str) -> Result<OperatorAction, OperatorActionError> {
         if !is_words(who, OperatorAction::WHO_MAX) {
             return Err(OperatorActionError::Who);
@@ -49,6 +53,7 @@ impl fmt::Display for OperatorAction {
 
 /// An action without a valid name or reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum OperatorActionError {
     /// The name is empty, too long or malformed.
     #[error("a name has 1 to 100 characters, without control characters or a leading blank")]

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 ///
 /// Percent-encoded unreserved characters are decoded (RFC 3986, 6.2.2.2), and the hex digits of the remaining escapes
 /// are in upper case (6.2.2.1).
-pub fn normalized(path: &str) -> Cow<'_, str> {
+pub fn normalize(path: &str) -> Cow<'_, str> {
     if !path.contains('%') {
         return Cow::Borrowed(path);
     }
@@ -50,7 +50,7 @@ pub fn normalized_pattern(pattern: &str) -> String {
             }
         }
     }
-    normalized(&out).into_owned()
+    normalize(&out).into_owned()
 }
 
 /// Returns whether some path that a strict route accepts can match this pattern. An exempt route accepts harmless paths
@@ -267,7 +267,7 @@ mod tests {
             ("/%é%70", "/%ép"),
             ("/payments/", "/payments/"),
         ] {
-            assert_eq!(normalized(sent), read, "{sent}");
+            assert_eq!(normalize(sent), read, "{sent}");
         }
     }
 
@@ -275,8 +275,8 @@ mod tests {
     fn every_unreserved_character_has_one_spelling_of_its_scope() {
         for byte in 0u8..=255 {
             let (lower, upper) = (format!("/a%{byte:02x}b"), format!("/a%{byte:02X}b"));
-            assert_eq!(normalized(&lower), normalized(&upper));
-            let is_decoded = !normalized(&lower).contains('%');
+            assert_eq!(normalize(&lower), normalize(&upper));
+            let is_decoded = !normalize(&lower).contains('%');
             assert_eq!(is_decoded, byte.is_ascii_alphanumeric() || b"-._~".contains(&byte), "{byte}");
         }
     }

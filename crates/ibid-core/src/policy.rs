@@ -155,6 +155,7 @@ pub struct Policy {
 /// Reading of a request's path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
+#[expect(clippy::exhaustive_enums, reason = "the layer has to obey every rule")]
 pub enum PathRule {
     /// Normalized, and refused where servers read it differently ([`path`](crate::path)).
     #[default]
@@ -168,6 +169,7 @@ pub enum PathRule {
 /// A published wire dialect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
+#[non_exhaustive]
 pub enum Profile {
     /// The IETF draft with problem details.
     #[n(0)]
@@ -180,9 +182,32 @@ pub enum Profile {
     Repeatability,
 }
 
+impl Profile {
+    /// Returns the name of the profile in labels and configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Profile::Ietf => "ietf",
+            Profile::Stripe => "stripe",
+            Profile::Repeatability => "repeatability",
+        }
+    }
+}
+
+/// The policy that a profile begins with.
+impl From<Profile> for Policy {
+    fn from(profile: Profile) -> Policy {
+        match profile {
+            Profile::Ietf => Policy::default(),
+            Profile::Stripe => Policy::stripe(),
+            Profile::Repeatability => Policy::repeatability(),
+        }
+    }
+}
+
 /// Rule for requests without a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
+#[expect(clippy::exhaustive_enums, reason = "the layer has to obey every rule")]
 pub enum KeyRule {
     /// A request without a key is refused.
     #[n(0)]
@@ -195,6 +220,7 @@ pub enum KeyRule {
 /// Owner of a key within the tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
+#[expect(clippy::exhaustive_enums, reason = "the layer has to obey every rule")]
 pub enum BindRule {
     /// The whole tenant shares its keys.
     #[n(0)]
@@ -207,6 +233,7 @@ pub enum BindRule {
 /// Treatment of a duplicate while the first request runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
+#[expect(clippy::exhaustive_enums, reason = "the layer has to obey every rule")]
 pub enum InFlight {
     /// The duplicate waits for up to `wait`, then gets the response or is refused.
     #[n(0)]
@@ -222,6 +249,7 @@ pub enum InFlight {
 /// Rule for when the response comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
+#[expect(clippy::exhaustive_enums, reason = "the layer has to obey every rule")]
 pub enum AnswerRule {
     /// The handler's response is sent when it is done.
     #[n(0)]
@@ -237,6 +265,7 @@ pub enum AnswerRule {
 /// Treatment of a request whose record is past its retention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
+#[non_exhaustive]
 pub enum AfterExpiry {
     /// It runs as a new request.
     #[n(0)]
@@ -249,6 +278,7 @@ pub enum AfterExpiry {
 /// Treatment of a record whose lease lapsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
+#[non_exhaustive]
 pub enum OnLapse {
     /// The outcome is unknown; only a late response, a reconciler, evidence or an operator settles it.
     #[n(0)]
@@ -267,6 +297,7 @@ pub enum OnLapse {
 /// Treatment of a record whose response is 500, or whose handler panicked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
+#[non_exhaustive]
 pub enum OnServerError {
     /// The outcome is unknown.
     #[n(0)]

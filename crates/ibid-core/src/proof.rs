@@ -19,6 +19,7 @@ pub const OUTCOME_FIELD: &str = "ibid-outcome";
 
 /// Proof of the outcome of one delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Proof {
     /// The request was executed: the response is final, whatever its status.
     Executed,
@@ -70,6 +71,7 @@ impl NotExecutedWhen {
 /// The proxy that ibid forwards to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]
+#[non_exhaustive]
 pub enum Hop {
     /// nginx, forwarding with `proxy_pass`.
     #[n(0)]
@@ -228,6 +230,7 @@ pub struct ProofReading {
 
 /// Reason why an `Ibid-Outcome` is ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum IgnoredProof {
     /// The value is neither `executed` nor `not-executed`.
     UnknownValue,

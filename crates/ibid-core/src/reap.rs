@@ -2,6 +2,8 @@
 //!
 //! A store compares instants here, as everywhere. Why something may be removed is decided by the reaper.
 
+#![expect(clippy::exhaustive_enums, reason = "every store has to handle every variant")]
+
 use std::time::Duration;
 
 use crate::store::Cursor;

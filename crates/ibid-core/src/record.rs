@@ -27,6 +27,7 @@ pub struct Version {
 /// The state of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
+#[expect(clippy::exhaustive_enums, reason = "code that acts on a record has to handle every state")]
 pub enum State {
     /// Accepted, and a worker will run it; or an effect owes its response.
     Pending = 1,
@@ -80,6 +81,16 @@ impl State {
     /// Returns the state with this name.
     pub fn from_name(name: &str) -> Option<State> {
         State::ALL.into_iter().find(|state| state.name() == name)
+    }
+
+    /// Returns the label of [`Record::due_at`], whose meaning depends on the state.
+    pub fn due_label(self) -> &'static str {
+        match self {
+            State::InProgress => "lease until",
+            State::Pending => "claimed by",
+            State::Unknown => "asked again",
+            State::Completed | State::Retryable => "due",
+        }
     }
 }
 
@@ -202,6 +213,7 @@ fn is_zero(count: &u32) -> bool {
 /// Reason why an attempt did not complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum ErrorCode {
     /// The lease of the attempt lapsed.
     Lapsed,

@@ -10,6 +10,7 @@ use crate::policy::Profile;
 
 /// A reason to refuse a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "each refusal is rendered by the layer")]
 pub enum Refusal {
     /// The route requires a key, and the request has none.
     KeyMissing,
@@ -87,6 +88,7 @@ pub enum Refusal {
 
 /// The next step that a client should take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Advice {
     /// Retry the same request under the same key, later.
     SameKey,
@@ -94,6 +96,17 @@ pub enum Advice {
     NewKey,
     /// Do not retry: it would change nothing.
     Never,
+}
+
+impl Advice {
+    /// Returns the word for it in a refusal.
+    pub fn name(self) -> &'static str {
+        match self {
+            Advice::SameKey => "same-key",
+            Advice::NewKey => "new-key",
+            Advice::Never => "never",
+        }
+    }
 }
 
 /// A refusal as it is sent in one profile.
@@ -198,11 +211,11 @@ impl Refusal {
                  Content-Type, and have no content coding."
             }
             Refusal::OutcomeUnknown { retry_after: None } => {
-                "The first request may have been executed, and no automatic check can tell. A person has to settle it; \
+                "The first request may have been executed, and no automatic check can tell. An operator has to settle it; \
                  it will not be executed again."
             }
             Refusal::UpstreamUncertain { may_settle: false, .. } => {
-                "The request was sent, and its answer was lost. No automatic check can tell what became of it, so an \
+                "The request was sent, and its answer was lost. No automatic check can tell its outcome, so an \
                  operator has to settle it; it will not be executed again."
             }
             _ => self.row().detail,
@@ -212,11 +225,7 @@ impl Refusal {
     /// Renders the refusal in this profile.
     pub fn render(self, profile: Profile) -> RenderedRefusal {
         let status = self.status(profile);
-        let retry = match self.advice() {
-            Advice::SameKey => "same-key",
-            Advice::NewKey => "new-key",
-            Advice::Never => "never",
-        };
+        let retry = self.advice().name();
         let mut body = String::with_capacity(320);
         // All texts are constants of this file without quotes and backslashes, so they are valid JSON as they are; a
         // test parses each. Writing into a `String` cannot fail.
@@ -289,7 +298,7 @@ impl Refusal {
                 422,
                 NewKey,
                 "The idempotency key was used for another request",
-                "A retry must be the same request. Send a different request under a key of its own.",
+                "A retry must be the same request. Send a different request under a different key.",
             ),
             Refusal::RequestInProgress { .. } => row(
                 "request-in-progress",
@@ -354,7 +363,7 @@ impl Refusal {
                 410,
                 NewKey,
                 "The idempotency key has expired",
-                "The first request was answered longer ago than answers are kept. Check what became of it before you \
+                "The first request was answered longer ago than answers are kept. Check its outcome before you \
                  send it under a new key.",
             ),
             Refusal::TenantMissing => row(

@@ -48,14 +48,14 @@ impl Policy {
     /// This depends on `key_from`, not on the profile, because the key is part of a record's id. The store keeps the
     /// settings that determine an id, and `key_from` is one of them.
     pub fn compared_key(&self, key: Key) -> Key {
-        self.key_from.compared(key)
+        self.key_from.normalize_key(key)
     }
 }
 
 impl KeyFrom {
     /// Returns the key as it is compared for these sources: OASIS compares the UUIDs of its field without regard to
     /// case.
-    pub fn compared(&self, key: Key) -> Key {
+    pub fn normalize_key(&self, key: Key) -> Key {
         match self.header_names().any(|name| name == REQUEST_ID) {
             true => key.with_uuid_case_folded(),
             false => key,

@@ -28,6 +28,7 @@ pub struct Response {
 
 /// The response of a record as a store returns it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "every store has to handle every variant")]
 pub enum SavedResponse {
     /// Status, header lines and body, as they were stored.
     Plain(Arc<Response>),
@@ -195,6 +196,7 @@ impl Response {
 
 /// Stored bytes that cannot be decoded as a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ResponseError {
     /// A newer ibid wrote it.
     #[error("the stored response has format {0}, and this ibid knows only format 1")]

@@ -6,6 +6,8 @@
 //! Several columns are null where they have their first value, because a null takes no room: `owner` (the nonce of the
 //! insert), `attempt` (1), `point` (0) and `note` (all defaults).
 
+#![expect(clippy::exhaustive_enums, reason = "every store has to handle every variant")]
+
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -252,6 +254,57 @@ pub fn read_record<'r>(
         note,
     };
     Ok((record, response))
+}
+
+/// Columns of a row, written from left to right.
+pub trait RowWriter {
+    /// Writes the next column, a number or null.
+    fn integer(&mut self, value: Option<i64>);
+
+    /// Writes the next column, text or null.
+    fn text(&mut self, value: Option<&str>);
+
+    /// Writes the next column, bytes or null.
+    fn bytes(&mut self, value: Option<&[u8]>);
+}
+
+/// Writes a record and its response as the columns of [`RECORD_COLUMNS`], for [`read_record`]. `policy` is the number of
+/// its policy.
+pub fn write_record(record: &Record, response: Option<&Response>, policy: i64, row: &mut impl RowWriter) {
+    row.bytes(Some(record.id.as_bytes()));
+    for number in [
+        Some(i64::from(record.version.count)),
+        Some(bits(record.version.nonce)),
+        Some(bits(record.birth)),
+        Some(bits(record.owner)),
+        Some(i64::from(record.attempt)),
+        Some(i64::from(record.state.code())),
+        Some(i64::from(record.flags.bits())),
+        Some(policy),
+        Some(i64::from(record.point)),
+        Some(record.created_at.as_micros()),
+    ] {
+        row.integer(number);
+    }
+    let instants = [record.ran_at, record.completed_at, record.due_at, record.expires_at, record.purge_at];
+    for instant in instants {
+        row.integer(instant.map(Timestamp::as_micros));
+    }
+    row.bytes(record.fingerprint.as_ref().map(Fingerprint::to_bytes).as_ref().map(|bytes| &bytes[..]));
+    let identity = &record.identity;
+    for text in [
+        identity.tenant.as_str(),
+        &identity.operation.method,
+        &identity.operation.path,
+        identity.key.as_str(),
+    ] {
+        row.text(Some(text));
+    }
+    row.text(record.note.to_json().as_deref());
+    row.integer(record.note.status.map(i64::from));
+    row.bytes(response.map(Response::lines).as_deref());
+    row.bytes(response.map(|response| &response.body[..]));
+    row.text(None);
 }
 
 fn read_response<'r>(

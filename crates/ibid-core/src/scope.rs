@@ -19,6 +19,10 @@ impl Tenant {
     pub const LEN_MAX: usize = 255;
 
     /// Creates a tenant by name: 1 to 255 bytes, no control characters (it is printed in tables).
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the name is empty, too long, or has a control character.
     pub fn new(name: &str) -> Result<Tenant, TenantError> {
         if name.is_empty() || name.len() > Self::LEN_MAX || name.chars().any(char::is_control) {
             return Err(TenantError);
@@ -28,7 +32,12 @@ impl Tenant {
 
     /// Returns the single tenant of a deployment without tenants (`--tenant none`).
     pub fn only() -> Tenant {
-        Tenant("-".into())
+        Tenant(ONLY.into())
+    }
+
+    /// Returns whether this is the tenant of a deployment without tenants.
+    pub fn is_only(&self) -> bool {
+        &*self.0 == ONLY
     }
 
     /// Returns the name of the tenant.
@@ -36,6 +45,9 @@ impl Tenant {
         &self.0
     }
 }
+
+/// Name of the single tenant of a deployment without tenants.
+const ONLY: &str = "-";
 
 impl fmt::Debug for Tenant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -93,6 +105,7 @@ impl Identity {
 /// Reach of one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, minicbor::Encode, minicbor::Decode)]
 #[cbor(index_only)]
+#[non_exhaustive]
 pub enum ScopeRule {
     /// Tenant, method and path: the same key on another endpoint is a separate record.
     #[n(0)]
@@ -110,7 +123,7 @@ impl RecordId {
     /// Bytes of an id: the first half of a SHA-256, which fits a `uuid` and halves every index.
     ///
     /// Half is enough. To get another tenant's record, an attacker needs a second preimage: 2¹²⁸ tries. A tenant that
-    /// looks for two of its own keys with one id needs 2⁶⁴ tries, and then gets 422 for the second one.
+    /// looks for two keys of itself with one id needs 2⁶⁴ tries, and then gets 422 for the second one.
     pub const LEN: usize = 16;
 
     /// Returns the id of the record that `identity` names under `rule`.
@@ -194,7 +207,7 @@ impl PartialOrd for RecordId {
 
 impl fmt::Display for RecordId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        f.write_str(&crate::hex::encode(&self.0))
     }
 }
 

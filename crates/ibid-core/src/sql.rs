@@ -3,18 +3,27 @@
 //! An adapter is about thirty lines. All of ibid's SQL goes through it when a change is applied inside the caller's
 //! transaction, so business rows, outbox rows and the record commit together or not at all.
 
+#![expect(clippy::exhaustive_enums, reason = "every driver has to handle every variant")]
+
 use bytes::Bytes;
 
 use crate::store::BoxFuture;
 
 /// One open transaction of the caller.
 ///
-/// An error leaves a PostgreSQL transaction aborted; the caller's work must then be rolled back.
+/// An error leaves a PostgreSQL transaction aborted; the caller's work must then be rolled back. MySQL undoes only the
+/// statement after a lock timeout, and the whole transaction after a deadlock: it must be rolled back as well, because the
+/// next statement would otherwise be committed by itself.
 pub trait SqlTx: Send {
     /// Returns the dialect of the connection.
     fn dialect(&self) -> Dialect;
 
-    /// Runs a statement that returns no rows. Returns the number of rows that it wrote.
+    /// Returns the most bytes that a text or bytes among the parameters of a statement may have.
+    fn param_bytes_max(&self) -> usize {
+        usize::MAX
+    }
+
+    /// Runs a statement that returns no rows. It does not tell how many rows were written: servers and clients count differently.
     ///
     /// # Errors
     ///
@@ -23,7 +32,7 @@ pub trait SqlTx: Send {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> BoxFuture<'a, Result<u64, SqlError>>;
+    ) -> BoxFuture<'a, Result<(), SqlError>>;
 
     /// Runs a statement and collects its rows.
     ///
@@ -74,25 +83,85 @@ pub enum Dialect {
     Postgres,
     /// The dialect of SQLite.
     Sqlite,
+    /// The common part of the dialects of MySQL and MariaDB.
+    Mysql,
 }
 
 /// One SQL statement. It is `'static`, so that drivers can cache it by address or by text.
 #[derive(Debug)]
 pub struct Statement {
-    /// Text with the parameters `$1`, `$2`, … on PostgreSQL and `?1`, `?2`, … on SQLite.
+    /// Text with the parameters `$1`, `$2`, … on PostgreSQL and `?1`, `?2`, … on SQLite and MySQL.
+    ///
+    /// MySQL knows only `?`, which takes the next value. Its adapters send [`Statement::positional`].
     pub text: &'static str,
     /// Types of the columns that it returns, in order; empty if it returns no rows.
     pub columns: &'static [Type],
 }
 
+impl Statement {
+    /// Returns the text with a plain `?` for each numbered parameter, and the parameter that each of them takes.
+    ///
+    /// A parameter may be used several times, or not at all. Comments are left out. Text in single quotes stays as it is;
+    /// it must not contain a backslash, whose meaning depends on the session.
+    pub fn positional(&self) -> PositionalSql {
+        let mut text = String::with_capacity(self.text.len());
+        let mut order = Vec::new();
+        let mut rest = self.text;
+        while let Some(at) = rest.find(['?', '\'', '-']) {
+            let (before, special) = rest.split_at(at);
+            text.push_str(before);
+            let (kept, after) = match special.as_bytes() {
+                [b'-', b'-', ..] => ("", special.find('\n').map_or("", |end| &special[end..])),
+                [b'\'', ..] => {
+                    let end = special[1..].find('\'').map_or(special.len(), |end| end + 2);
+                    special.split_at(end)
+                }
+                [b'?', digit, ..] if digit.is_ascii_digit() => {
+                    let digits =
+                        special[1..].find(|c: char| !c.is_ascii_digit()).map_or(special.len(), |end| end + 1);
+                    // The digits of a parameter's number fit, and numbers begin with 1.
+                    order.push(special[1..digits].parse::<usize>().unwrap_or(usize::MAX).saturating_sub(1));
+                    ("?", &special[digits..])
+                }
+                _ => special.split_at(1),
+            };
+            text.push_str(kept);
+            rest = after;
+        }
+        text.push_str(rest);
+        PositionalSql { text: text.trim().to_owned(), order }
+    }
+}
+
+/// A statement for a driver that binds values by position only.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PositionalSql {
+    /// Text with a `?` for each value.
+    pub text: String,
+    /// For each `?`, the index of its parameter.
+    pub order: Vec<usize>,
+}
+
+impl PositionalSql {
+    /// Returns the values in the order of the text.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the text names a parameter that is not there.
+    pub fn arrange<'a>(&self, params: &[Param<'a>]) -> Result<Vec<Param<'a>>, SqlError> {
+        let param = |at: &usize| params.get(*at).copied().ok_or_else(|| SqlError::mismatch("a parameter"));
+        self.order.iter().map(param).collect()
+    }
+}
+
 /// Type of a column or parameter. These four suffice: an instant is microseconds, a nonce is 64 bits, an id is bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Type {
-    /// A `boolean`; an integer on SQLite.
+    /// A `boolean`; an integer on SQLite and MySQL.
     Bool,
     /// A signed 64-bit integer (`int8`).
     I64,
-    /// A string of characters (`text`).
+    /// A string of characters (`text`); bytes of UTF-8 on MySQL, where a collation could take different texts for equal.
     Text,
     /// A string of bytes (`bytea` or `blob`).
     Bytes,
@@ -210,7 +279,7 @@ impl SqlRow {
         }
     }
 
-    /// Reads the next value, a truth value. SQLite's are numbers.
+    /// Reads the next value, a truth value. Those of SQLite and MySQL are numbers.
     ///
     /// # Errors
     ///
@@ -280,9 +349,9 @@ pub struct SqlError {
 /// The meaning of a failure to a caller that may run the transaction again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SqlFault {
-    /// Another transaction was in the way (40001, 40P01, SQLITE_BUSY): run the whole transaction again.
+    /// Another transaction was in the way (40001, 40P01, SQLITE_BUSY, 1213): run the whole transaction again.
     Serialization,
-    /// The statement waited for a lock longer than `lock_timeout` (55P03).
+    /// The statement waited for a lock longer than `lock_timeout` (55P03) or `innodb_lock_wait_timeout` (1205).
     LockTimeout,
     /// The connection or the server is lost: a statement or commit that was sent may have happened.
     Lost,
@@ -309,6 +378,28 @@ impl SqlError {
             Some(state) if state.starts_with("08") => SqlFault::Lost,
             Some(_) => SqlFault::Wrong,
             None => SqlFault::Lost,
+        };
+        SqlError::new(fault, source)
+    }
+
+    /// Creates an error and takes its meaning from the error number of MySQL or MariaDB.
+    pub fn with_mysql_number(
+        number: u16,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> SqlError {
+        let fault = match number {
+            // 1213: deadlock; 1020: the row changed since the snapshot; 1614: the same in an XA transaction; 3101: group
+            // replication refused the commit. The server has rolled the transaction back.
+            1020 | 1213 | 1614 | 3101 => SqlFault::Serialization,
+            // 3572: MySQL's word for `nowait`; MariaDB says 1205 there as well.
+            1205 | 3572 => SqlFault::LockTimeout,
+            // 1040, 1203, 1226: too many connections; 1047: a cluster node that is not ready; 1053: shutdown; 1152 and 1158 to
+            // 1161: the network; 1927 and 4031: ended by an administrator or by a time limit; 2000 and above: the client's
+            // side.
+            1040 | 1047 | 1053 | 1152 | 1158..=1161 | 1184 | 1203 | 1226 | 1927 | 2000..=2999 | 4031 => {
+                SqlFault::Lost
+            }
+            _ => SqlFault::Wrong,
         };
         SqlError::new(fault, source)
     }
@@ -341,6 +432,30 @@ mod tests {
             (SqlFault::Lost, SqlFault::Lost, SqlFault::Lost)
         );
         assert_eq!(fault(Some("23505")), SqlFault::Wrong);
+    }
+
+    #[test]
+    fn mysql_error_numbers_decide_whether_to_run_again() {
+        let fault = |number| SqlError::with_mysql_number(number, "x").fault();
+        assert_eq!((fault(1213), fault(1020)), (SqlFault::Serialization, SqlFault::Serialization));
+        assert_eq!((fault(1205), fault(3572)), (SqlFault::LockTimeout, SqlFault::LockTimeout));
+        assert_eq!((fault(2013), fault(1053), fault(1927)), (SqlFault::Lost, SqlFault::Lost, SqlFault::Lost));
+        assert_eq!(
+            (fault(1062), fault(1153), fault(1064)),
+            (SqlFault::Wrong, SqlFault::Wrong, SqlFault::Wrong)
+        );
+    }
+
+    #[test]
+    fn numbered_parameters_become_positional_ones() {
+        let text = "-- Sets ?2; it's `?9`.\nupdate t set a = ?10 - ?2 -- not ?3\nwhere b = ?2 and c = '?1 -- x' and d->'$.e' = 1";
+        let statement = Statement { text, columns: &[] };
+        let positional = statement.positional();
+        let expected = "update t set a = ? - ? \nwhere b = ? and c = '?1 -- x' and d->'$.e' = 1";
+        assert_eq!((positional.text.as_str(), positional.order.as_slice()), (expected, &[9, 1, 1][..]));
+        assert!(positional.arrange(&[Param::I64(1), Param::I64(2)]).is_err(), "parameter 10 is missing");
+        let params: Vec<_> = (1..=10).map(Param::I64).collect();
+        assert_eq!(positional.arrange(&params).unwrap(), [Param::I64(10), Param::I64(2), Param::I64(2)]);
     }
 
     #[test]

@@ -8,9 +8,13 @@
 //! | [`BrowseStore`] | operators cannot list records, and see no history and no counts |
 //! | [`EvidenceStore`] | webhooks are refused at start |
 //! | [`SqlStore`] | one-transaction mode and the outbox are refused at start |
+//! | [`CopyStore`] | `ibid copy` refuses it as source and as target |
 //!
 //! `ibid_testkit::contract` has a suite for each of them.
 
+#![expect(clippy::exhaustive_enums, reason = "every store has to handle every variant")]
+
+pub mod copy;
 mod error;
 mod filter;
 mod tiers;
@@ -24,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use crate::change::{Change, Commit, History, StoredRecord};
+use crate::change::{Change, Commit, HistoryLine, LoadedBody, StoredRecord};
 use crate::evidence::EvidenceStore;
 use crate::fingerprint::SecretId;
 use crate::policy::Policy;
@@ -34,6 +38,7 @@ use crate::scope::RecordId;
 use crate::sql::{Dialect, SqlError, SqlTx};
 use crate::time::Timestamp;
 
+pub use copy::CopyStore;
 pub use error::StoreError;
 pub use filter::{PathPart, PathPattern, RecordFilter};
 pub use tiers::Tiers;
@@ -43,7 +48,10 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Records and settings: the part that every store has.
 ///
-/// A future that is dropped does not take its write back: a commit is never cancelled.
+/// # Cancel safety
+///
+/// A future that is dropped does not take its write back: a commit, a renewal or a step of the reaper that was already sent
+/// may happen. Each of them happens whole or not at all.
 pub trait Store: Send + Sync + 'static {
     /// Returns the store's name, clock and durability.
     fn facts(&self) -> StoreFacts;
@@ -149,9 +157,14 @@ pub trait Store: Send + Sync + 'static {
     fn sql(&self) -> Option<&dyn SqlStore> {
         None
     }
+
+    /// Returns the store as `ibid copy` reads and fills it, if it can be copied.
+    fn copy(&self) -> Option<&dyn CopyStore> {
+        None
+    }
 }
 
-/// Facts about a store that never change while it is open.
+/// Facts about a store. They never change while it is open, but `skew_max` of [`StoreClock::Node`] may grow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreFacts {
     /// Name of the store's kind, for messages to operators; clients never see it.
@@ -167,15 +180,28 @@ pub struct StoreFacts {
 pub enum StoreClock {
     /// One clock for all nodes.
     Shared,
-    /// The clock of each node. Nodes differ by `skew_max` at most, so a lease counts as lapsed that much later.
+    /// The clock of each node. Nodes differ by `skew_max` at most, so a lease counts as lapsed that much later: a write
+    /// is stamped with the node's time, and what is read is judged by that time less `skew_max`
+    /// ([`StoredRecord::now`](crate::change::StoredRecord::now)).
     Node {
         /// The largest difference between two nodes.
         skew_max: Duration,
     },
 }
 
+impl StoreClock {
+    /// Returns the largest difference between two nodes: zero if they share one clock.
+    pub fn skew_max(self) -> Duration {
+        match self {
+            StoreClock::Shared => Duration::ZERO,
+            StoreClock::Node { skew_max } => skew_max,
+        }
+    }
+}
+
 /// The failures that a commit survives.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Durability {
     /// A commit that was reported survives a crash of process, server and machine.
     Durable,
@@ -205,7 +231,7 @@ impl Cursor {
 /// Hexadecimal digits, as operators pass a cursor on.
 impl fmt::Display for Cursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        f.write_str(&crate::hex::encode(&self.0))
     }
 }
 
@@ -261,8 +287,8 @@ impl<T> Default for Page<T> {
 
 /// Bodies that are stored apart from their record, besides the response: requests and results of phases.
 pub trait BodyStore: Send + Sync {
-    /// Returns the bodies of one generation of a record: the code of each kind, and its bytes.
-    fn bodies(&self, id: RecordId, birth: Nonce) -> BoxFuture<'_, Result<Vec<(u32, Bytes)>, StoreError>>;
+    /// Returns the bodies of one generation of a record.
+    fn bodies(&self, id: RecordId, birth: Nonce) -> BoxFuture<'_, Result<Vec<LoadedBody>, StoreError>>;
 }
 
 /// The result of a compare-and-set on a setting.
@@ -319,6 +345,12 @@ pub trait SqlStore: Send + Sync {
     /// Runs `work` in a separate transaction, and commits it unless the work fails. The work may wait for nothing but the
     /// transaction that it is given.
     fn work(&self, work: Work) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// Runs `work` that only reads, for lists of operators. A store whose requests must not wait for a slow read runs it on
+    /// separate connections and within a time limit.
+    fn read(&self, work: Work) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.work(work)
+    }
 }
 
 /// A piece of work in one transaction. It returns its results by itself.
@@ -327,10 +359,13 @@ pub type Work = Box<dyn for<'a> FnOnce(&'a mut dyn SqlTx) -> BoxFuture<'a, Resul
 /// Questions of operators. Read-only, bounded in time, and never in the way of begin and finish.
 pub trait BrowseStore: Send + Sync {
     /// Returns one page of records that match, in an order that the store chooses.
+    ///
+    /// A page may be short, or empty, and still have a next one: a list that no index serves ends after some seconds, and
+    /// records that this program can't read are left out.
     fn list(&self, filter: RecordFilter) -> BoxFuture<'_, Result<Page<StoredRecord>, StoreError>>;
 
     /// Returns the history of one record, oldest first.
-    fn history(&self, id: RecordId) -> BoxFuture<'_, Result<Vec<(Timestamp, History)>, StoreError>>;
+    fn history(&self, id: RecordId) -> BoxFuture<'_, Result<Vec<HistoryLine>, StoreError>>;
 
     /// Returns how many records are in each state, and how many dead letters there are.
     fn count(&self) -> BoxFuture<'_, Result<RecordCounts, StoreError>>;
@@ -349,6 +384,7 @@ pub trait BrowseStore: Send + Sync {
 
 /// A number of rows, and how well it is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum RowCount {
     /// The rows were counted.
     Exact(u64),
@@ -366,6 +402,11 @@ impl RowCount {
             RowCount::Exact(count) | RowCount::Estimated(count) => Some(count),
             RowCount::Unknown => None,
         }
+    }
+
+    /// Returns whether the number comes from the database's statistics.
+    pub fn is_estimated(self) -> bool {
+        matches!(self, RowCount::Estimated(_))
     }
 }
 
@@ -419,6 +460,15 @@ impl dyn Store {
     /// Fails permanently if the store has none.
     pub fn require_evidence(&self) -> Result<&dyn EvidenceStore, StoreError> {
         self.evidence().ok_or_else(|| self.lacks("store webhook evidence"))
+    }
+
+    /// Returns the store as a copy reads and fills it.
+    ///
+    /// # Errors
+    ///
+    /// Fails permanently if the store can't be copied.
+    pub fn require_copy(&self) -> Result<&dyn CopyStore, StoreError> {
+        self.copy().ok_or_else(|| self.lacks("copy rows"))
     }
 
     fn lacks(&self, op: &'static str) -> StoreError {

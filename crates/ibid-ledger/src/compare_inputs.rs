@@ -193,15 +193,11 @@ impl<'a> OurSide<'a> {
             let error = bad_line(name, number, "a state that this ibid does not know");
             return add_bad_line(&mut self.bad_lines, error);
         };
-        if own_kind == DEAD_LETTER_KIND
-            || kind.is_some_and(|kind| kind != own_kind)
-            || state == EffectState::Discarded
-        {
+        if own_kind == DEAD_LETTER_KIND || kind.is_some_and(|kind| kind != own_kind) || state.is_discarded() {
             return Ok(());
         }
         let done_at: i64 = cells[index("done_at")].parse().unwrap_or(0);
-        let is_open =
-            state != EffectState::Done || self.options.since.is_some_and(|since| done_at < micros_ago(since));
+        let is_open = !state.is_done() || self.options.since.is_some_and(|since| done_at < micros_ago(since));
         cells[index("state")] = state.name().to_owned();
         self.progress.line().map_err(one)?;
         let Some((layout, comparison)) = &mut self.layout else { return Ok(()) };

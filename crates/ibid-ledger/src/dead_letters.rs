@@ -137,6 +137,17 @@ impl DeadLetter {
                 tx.execute(&STATE_ADD_ON_SQLITE, &params).await?;
                 Ok(true)
             }
+            Dialect::Mysql => {
+                tx.execute(&ADD_ON_MYSQL, &[id, birth, name, key, rules, payload]).await?;
+                let drawn = tx.query(&LAST_NUMBER, &[]).await?;
+                let seq = drawn.into_iter().next().ok_or_else(|| SqlError::mismatch("a number"))?.i64()?;
+                if seq == 0 {
+                    return Ok(false);
+                }
+                let params = [Param::I64(seq), now, nonce, kind, state, lease, tenant, why];
+                tx.execute(&STATE_ADD_ON_MYSQL, &params).await?;
+                Ok(true)
+            }
         }
     }
 }
@@ -172,3 +183,12 @@ static ADD_ON_SQLITE: Statement =
 
 static STATE_ADD_ON_SQLITE: Statement =
     Statement { text: include_str!("sql/sqlite/dead_letter_state_add.sql"), columns: &[] };
+
+static ADD_ON_MYSQL: Statement =
+    Statement { text: include_str!("sql/mysql/dead_letter_add.sql"), columns: &[] };
+
+static LAST_NUMBER: Statement =
+    Statement { text: include_str!("sql/mysql/last_number.sql"), columns: &[Type::I64] };
+
+static STATE_ADD_ON_MYSQL: Statement =
+    Statement { text: include_str!("sql/mysql/dead_letter_state_add.sql"), columns: &[] };

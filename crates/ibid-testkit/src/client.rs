@@ -4,6 +4,7 @@
 //! turns a truncated response into an error. This client does none of that and knows nothing of keys or records. A send
 //! or read that fails is a bug in the test, so it panics instead of returning errors.
 
+use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -41,7 +42,10 @@ impl Client {
 
     /// Sends a request and reads its response; panics if the connection closes before the response's head.
     pub async fn call(&mut self, request: &TestRequest) -> TestResponse {
-        self.try_call(request).await.expect("the connection closed before an answer")
+        match self.try_call(request).await {
+            Some(response) => response,
+            None => panic!("no response on {:?}: {}", self.wire.stream, self.wire.end()),
+        }
     }
 
     /// Sends a request and reads its response, or returns `None` if the connection closes before a whole head.
@@ -369,11 +373,19 @@ pub(crate) struct Payload {
 pub(crate) struct Wire {
     pub(crate) stream: TcpStream,
     ahead: Vec<u8>,
+    /// Error of the last read that failed.
+    error: Option<io::Error>,
 }
 
 impl Wire {
     pub(crate) fn new(stream: TcpStream) -> Wire {
-        Wire { stream, ahead: Vec::new() }
+        Wire { stream, ahead: Vec::new(), error: None }
+    }
+
+    /// Describes how the stream ended, for the message of a failed test.
+    fn end(&self) -> String {
+        let how = self.error.as_ref().map_or("closed by the peer".to_owned(), io::Error::to_string);
+        format!("{how}, after {:?}", String::from_utf8_lossy(&self.ahead))
     }
 
     /// Returns the lines before the empty one, or `None` if the peer closed before it.
@@ -466,7 +478,13 @@ impl Wire {
 
     /// Reads once more; `false` at the end of the stream or after a reset, which tests treat alike.
     async fn fill(&mut self) -> bool {
-        matches!(self.stream.read_buf(&mut self.ahead).await, Ok(n) if n > 0)
+        match self.stream.read_buf(&mut self.ahead).await {
+            Ok(count) => count > 0,
+            Err(error) => {
+                self.error = Some(error);
+                false
+            }
+        }
     }
 }
 

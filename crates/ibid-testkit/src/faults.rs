@@ -6,13 +6,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use ibid_core::change::{Change, Commit, Expect, StoredRecord};
+use ibid_core::change::{Change, Commit, Expect, HistoryLine, LoadedBody, StoredRecord};
 use ibid_core::evidence::{EventName, Evidence, EvidenceQuery, EvidenceStore, StoredEvidence};
-use ibid_core::reap::{ReapStep, ReapTarget};
+use ibid_core::fingerprint::SecretId;
+use ibid_core::reap::{ReapCount, ReapStep, ReapTarget};
 use ibid_core::record::{Nonce, State, Version};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{
-    BodyStore, BoxFuture, BrowseStore, Cursor, Page, RenewOutcome, SetOutcome, Store, StoreError, StoreFacts,
+    BodyStore, BoxFuture, BrowseStore, Cursor, Page, RecordCounts, RecordFilter, RenewOutcome, RowCount,
+    SetOutcome, Store, StoreError, StoreFacts, Tiers,
 };
 use tokio::sync::watch;
 
@@ -23,6 +25,10 @@ pub struct FaultyStore {
     commits: AtomicUsize,
     bodies: AtomicUsize,
     renewals: AtomicUsize,
+    loads: AtomicUsize,
+    setting_writes: AtomicUsize,
+    secret_searches: AtomicUsize,
+    tiers: Tiers,
 }
 
 /// The current behaviour of a [`FaultyStore`].
@@ -44,20 +50,47 @@ pub enum StoreFault {
     LocksRows,
     /// Every renewal waits until another mode is set.
     HangsRenewals,
-    /// Every load waits until another mode is set.
+    /// Every load, and every read of due records, waits until another mode is set.
     HangsReads,
+    /// Every load takes a millisecond, as one over a network.
+    SlowReads,
+    /// Every commit to this record finds its row locked: nothing is written, and the same call may succeed later.
+    LocksRecord(RecordId),
+    /// Every write of a setting waits until another mode is set.
+    HangsSettings,
+    /// Every write of a setting panics.
+    PanicsOnSettings,
+    /// Every step of the reaper waits until another mode is set.
+    HangsReaping,
+    /// Bodies of every other record than this one can't be read.
+    FailsBodiesExcept(RecordId),
     /// Every step of the reaper on this target fails.
     FailsOn(ReapTarget),
     /// Bodies are read at once and returned when another mode is set, as stale as they are by then.
     HoldsBodies,
+    /// Counts are estimates, as those of a store with a large table.
+    Estimates,
 }
 
 impl FaultyStore {
     /// Wraps `inner`, without a fault for now.
     pub fn new(inner: Arc<dyn Store>) -> Arc<FaultyStore> {
-        let mode = watch::channel(StoreFault::None).0;
-        let (commits, bodies) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Arc::new(FaultyStore { inner, mode, commits, bodies, renewals: AtomicUsize::new(0) })
+        FaultyStore::with_tiers(inner, Tiers::ALL)
+    }
+
+    /// Wraps `inner`, and hides its capabilities that are not among `tiers`.
+    pub fn with_tiers(inner: Arc<dyn Store>, tiers: Tiers) -> Arc<FaultyStore> {
+        Arc::new(FaultyStore {
+            inner,
+            mode: watch::channel(StoreFault::None).0,
+            commits: AtomicUsize::new(0),
+            bodies: AtomicUsize::new(0),
+            renewals: AtomicUsize::new(0),
+            loads: AtomicUsize::new(0),
+            setting_writes: AtomicUsize::new(0),
+            secret_searches: AtomicUsize::new(0),
+            tiers,
+        })
     }
 
     /// Sets the behaviour from now on.
@@ -73,6 +106,21 @@ impl FaultyStore {
     /// Returns the number of `renew` calls so far.
     pub fn renewals(&self) -> usize {
         self.renewals.load(Ordering::SeqCst)
+    }
+
+    /// Returns the number of `load` calls so far.
+    pub fn loads(&self) -> usize {
+        self.loads.load(Ordering::SeqCst)
+    }
+
+    /// Returns the number of `compare_and_set` calls so far.
+    pub fn setting_writes(&self) -> usize {
+        self.setting_writes.load(Ordering::SeqCst)
+    }
+
+    /// Returns how often records that name an unknown secret were searched so far.
+    pub fn secret_searches(&self) -> usize {
+        self.secret_searches.load(Ordering::SeqCst)
     }
 
     /// Returns how many reads of bodies were made so far, returned or not.
@@ -91,6 +139,11 @@ impl FaultyStore {
         self.inner.commit(change, None).await
     }
 
+    /// Waits until the mode is another than `fault`. The sender lives as long as the store, so it waits for nothing else.
+    async fn wait_out(&self, fault: StoreFault) {
+        let _ = self.mode.subscribe().wait_for(|mode| *mode != fault).await;
+    }
+
     fn check(&self, op: &'static str) -> Result<(), StoreError> {
         match *self.mode.borrow() {
             StoreFault::Down => Err(StoreError::transient("faulty", op, "it is down")),
@@ -106,8 +159,11 @@ impl Store for FaultyStore {
 
     fn load(&self, id: RecordId) -> BoxFuture<'_, Result<Option<StoredRecord>, StoreError>> {
         Box::pin(async move {
-            let mut mode = self.mode.subscribe();
-            let _ = mode.wait_for(|fault| *fault != StoreFault::HangsReads).await;
+            self.loads.fetch_add(1, Ordering::SeqCst);
+            self.wait_out(StoreFault::HangsReads).await;
+            if *self.mode.borrow() == StoreFault::SlowReads {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
             self.check("load")?;
             self.inner.load(id).await
         })
@@ -120,9 +176,7 @@ impl Store for FaultyStore {
     ) -> BoxFuture<'_, Result<Commit, StoreError>> {
         Box::pin(async move {
             self.commits.fetch_add(1, Ordering::SeqCst);
-            let mut mode = self.mode.subscribe();
-            // The sender lives as long as the store, so this waits only for another mode.
-            let _ = mode.wait_for(|fault| *fault != StoreFault::Hangs).await;
+            self.wait_out(StoreFault::Hangs).await;
             let mode = *self.mode.borrow();
             // A store that is not in memory always lets others run meanwhile.
             tokio::task::yield_now().await;
@@ -130,6 +184,9 @@ impl Store for FaultyStore {
             match mode {
                 StoreFault::Refuses => Err(StoreError::lasting("faulty", "commit", "permission denied")),
                 StoreFault::Down => lost(),
+                StoreFault::LocksRecord(id) if id == change.id => {
+                    Err(StoreError::row_locked("faulty", "commit", "the row is locked"))
+                }
                 StoreFault::LosesReplies => {
                     let _ = self.inner.commit(change, send_by).await;
                     lost()
@@ -148,8 +205,7 @@ impl Store for FaultyStore {
     ) -> BoxFuture<'_, Result<Vec<RenewOutcome>, StoreError>> {
         Box::pin(async move {
             self.renewals.fetch_add(1, Ordering::SeqCst);
-            let mut mode = self.mode.subscribe();
-            let _ = mode.wait_for(|fault| *fault != StoreFault::HangsRenewals).await;
+            self.wait_out(StoreFault::HangsRenewals).await;
             self.check("renew")?;
             self.inner.renew(leases).await
         })
@@ -162,6 +218,7 @@ impl Store for FaultyStore {
         limit: u32,
     ) -> BoxFuture<'_, Result<Page<StoredRecord>, StoreError>> {
         Box::pin(async move {
+            self.wait_out(StoreFault::HangsReads).await;
             self.check("due")?;
             self.inner.due(state, after, limit).await
         })
@@ -174,6 +231,7 @@ impl Store for FaultyStore {
         limit: u32,
     ) -> BoxFuture<'_, Result<ReapStep, StoreError>> {
         Box::pin(async move {
+            self.wait_out(StoreFault::HangsReaping).await;
             self.check("reap")?;
             if *self.mode.borrow() == StoreFault::FailsOn(target) {
                 return Err(StoreError::lasting("faulty", "reap", "not this target"));
@@ -198,8 +256,12 @@ impl Store for FaultyStore {
     ) -> BoxFuture<'_, Result<SetOutcome, StoreError>> {
         let name = name.to_owned();
         Box::pin(async move {
+            self.setting_writes.fetch_add(1, Ordering::SeqCst);
+            self.wait_out(StoreFault::HangsSettings).await;
             self.check("write a setting")?;
-            if *self.mode.borrow() == StoreFault::Refuses {
+            let mode = *self.mode.borrow();
+            assert!(mode != StoreFault::PanicsOnSettings, "for a test");
+            if mode == StoreFault::Refuses {
                 return Err(StoreError::lasting("faulty", "write a setting", "permission denied"));
             }
             self.inner.compare_and_set(&name, expected, value).await
@@ -207,36 +269,78 @@ impl Store for FaultyStore {
     }
 
     fn bodies(&self) -> Option<&dyn BodyStore> {
-        self.inner.bodies().map(|_| self as &dyn BodyStore)
+        self.inner.bodies().filter(|_| self.tiers.bodies).map(|_| self as &dyn BodyStore)
     }
 
     fn browse(&self) -> Option<&dyn BrowseStore> {
-        self.inner.browse()
+        self.inner.browse().filter(|_| self.tiers.browse).map(|_| self as &dyn BrowseStore)
     }
 
     fn evidence(&self) -> Option<&dyn EvidenceStore> {
-        self.inner.evidence().map(|_| self as &dyn EvidenceStore)
+        self.inner.evidence().filter(|_| self.tiers.evidence).map(|_| self as &dyn EvidenceStore)
     }
 
     // No `sql`: a caller's transaction would pass the faults by.
 }
 
 impl BodyStore for FaultyStore {
-    fn bodies(&self, id: RecordId, birth: Nonce) -> BoxFuture<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
+    fn bodies(&self, id: RecordId, birth: Nonce) -> BoxFuture<'_, Result<Vec<LoadedBody>, StoreError>> {
         Box::pin(async move {
             self.check("read bodies")?;
+            let mode = *self.mode.borrow();
+            if matches!(mode, StoreFault::FailsBodiesExcept(except) if except != id) {
+                return Err(StoreError::lasting("faulty", "read bodies", "not of this record"));
+            }
             let read = self.inner.bodies().expect("it was asked for").bodies(id, birth).await;
             self.bodies.fetch_add(1, Ordering::SeqCst);
-            let _ = self.mode.subscribe().wait_for(|fault| *fault != StoreFault::HoldsBodies).await;
+            self.wait_out(StoreFault::HoldsBodies).await;
             read
         })
     }
 }
 
 impl FaultyStore {
+    fn inner_browse(&self) -> &dyn BrowseStore {
+        self.inner.browse().expect("it was asked for")
+    }
+
     fn inner_evidence(&self, op: &'static str) -> Result<&dyn EvidenceStore, StoreError> {
         self.check(op)?;
         Ok(self.inner.evidence().expect("it was asked for"))
+    }
+}
+
+/// An operator's view of the inner store, faults or not.
+impl BrowseStore for FaultyStore {
+    fn list(&self, filter: RecordFilter) -> BoxFuture<'_, Result<Page<StoredRecord>, StoreError>> {
+        self.inner_browse().list(filter)
+    }
+
+    fn history(&self, id: RecordId) -> BoxFuture<'_, Result<Vec<HistoryLine>, StoreError>> {
+        self.inner_browse().history(id)
+    }
+
+    fn count(&self) -> BoxFuture<'_, Result<RecordCounts, StoreError>> {
+        Box::pin(async move {
+            let counts = self.inner_browse().count().await?;
+            let estimate = |count: RowCount| count.value().map_or(RowCount::Unknown, RowCount::Estimated);
+            match *self.mode.borrow() == StoreFault::Estimates {
+                true => Ok(RecordCounts { by_state: counts.by_state.map(estimate), ..counts }),
+                false => Ok(counts),
+            }
+        })
+    }
+
+    fn count_reapable(&self, target: ReapTarget) -> BoxFuture<'_, Result<ReapCount, StoreError>> {
+        self.inner_browse().count_reapable(target)
+    }
+
+    fn find_unknown_secret(
+        &self,
+        known: Vec<SecretId>,
+    ) -> BoxFuture<'_, Result<Option<SecretId>, StoreError>> {
+        self.secret_searches.fetch_add(1, Ordering::SeqCst);
+        self.inner_browse().find_unknown_secret(known)
     }
 }
 

@@ -4,12 +4,17 @@
 
 pub mod client;
 pub mod contract;
+pub mod dynamodb;
 pub mod faults;
 pub mod hop;
+pub mod mariadb;
 pub mod postgres;
 #[cfg(feature = "processor")]
 pub mod processor;
 pub mod program;
+pub mod redis;
+mod server_files;
+mod server_process;
 pub mod story;
 #[cfg(feature = "tls")]
 pub mod tls;

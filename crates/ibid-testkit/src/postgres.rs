@@ -8,22 +8,25 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::thread;
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use self::install::{Install, Medium};
+use self::install::Install;
 use crate::program::free_port;
+use crate::server_files::{Medium, is_in_memory, must};
+use crate::server_process::{self, HOST, LOOK_EVERY, PORT_TRIES, READY_WITHIN, ServerProcess};
 
 mod install;
 mod pair;
 mod shared;
 
+pub use self::install::PostgresRelease;
 pub use self::pair::PostgresPair;
 
 /// A server that runs until it is dropped, and never longer than the process that started it; or a handle on the
@@ -40,15 +43,7 @@ pub struct Postgres {
     databases: Mutex<Vec<String>>,
     is_shared: bool,
     /// `None` while it is stopped, and for a server that we must not stop.
-    running: Option<Running>,
-}
-
-/// A server process with the thread that started it and waits for its end. The kernel ends the server when that thread
-/// dies, so it must not be a pool thread.
-#[derive(Debug)]
-struct Running {
-    pid: Pid,
-    keeper: JoinHandle<()>,
+    running: Option<ServerProcess>,
 }
 
 impl Postgres {
@@ -73,16 +68,26 @@ impl Postgres {
 
     /// Like [`Self::start_with`], with files in its data directory that only the server may read: keys, certificates.
     pub fn start_with_files(settings: &[(&str, &str)], files: &[(&str, &str)]) -> Postgres {
-        Postgres::start_at(Medium::Memory, settings, files)
+        Postgres::start_at(PostgresRelease::System, Medium::Memory, settings, files)
     }
 
     /// Starts a server whose files are on disk, for benchmarks.
     pub fn start_on_disk(settings: &[(&str, &str)]) -> Postgres {
-        Postgres::start_at(Medium::Disk, settings, &[])
+        Postgres::start_at(PostgresRelease::System, Medium::Disk, settings, &[])
     }
 
-    fn start_at(medium: Medium, settings: &[(&str, &str)], files: &[(&str, &str)]) -> Postgres {
-        let install = Install::find();
+    /// Starts a server of a release, with additional settings.
+    pub fn start_release(release: PostgresRelease, settings: &[(&str, &str)]) -> Postgres {
+        Postgres::start_at(release, Medium::Memory, settings, &[])
+    }
+
+    fn start_at(
+        release: PostgresRelease,
+        medium: Medium,
+        settings: &[(&str, &str)],
+        files: &[(&str, &str)],
+    ) -> Postgres {
+        let install = Install::find(release);
         let directory = install.new_directory(medium);
         install.fill(&directory);
         for (name, text) in files {
@@ -99,7 +104,7 @@ impl Postgres {
             format!("host={HOST} port={} user={USER} dbname={USER} application_name={name}", self.port);
         let mut backup = self.install.as_owner("pg_basebackup");
         backup.args(["--checkpoint=fast", "--wal-method=stream", "--write-recovery-conf", "--no-sync"]);
-        self.install.must(backup.arg("--dbname").arg(source).arg("--pgdata").arg(data(&directory)));
+        must(backup.arg("--dbname").arg(source).arg("--pgdata").arg(data(&directory)));
         Postgres::run(self.install.clone(), directory, settings)
     }
 
@@ -150,7 +155,7 @@ impl Postgres {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("test_{}_{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         // In memory a copy of the files is cheap. On a disk each file would be flushed, so there the log is cheaper.
-        let strategy = if self.install.is_in_memory(&self.directory) { "file_copy" } else { "wal_log" };
+        let strategy = if is_in_memory(&self.directory) { "file_copy" } else { "wal_log" };
         self.sql("postgres", &format!("create database {name} strategy {strategy}"));
         self.databases.lock().expect("no thread panics with it").push(name.clone());
         name
@@ -202,14 +207,13 @@ impl Postgres {
     /// Sends `kill -9` to the server and to each of its processes: no cleanup, and no goodbye to clients.
     pub fn kill(&mut self) {
         self.must_be_ours();
-        let Some(Running { pid, keeper }) = self.running.take() else { return };
+        let Some(running) = self.running.take() else { return };
         // A stopped server starts no more processes.
-        kill_process(pid, Signal::STOP).expect("the server runs");
+        running.signal(Signal::STOP);
         // Handles on the processes themselves: a pid may be reused once its process has ended.
         let open = |child| pidfd_open(child, PidfdFlags::empty()).ok();
-        let children: Vec<_> = children_of(pid).into_iter().filter_map(open).collect();
-        kill_process(pid, Signal::KILL).expect("the server stands still");
-        let _ = keeper.join();
+        let children: Vec<_> = children_of(running.pid()).into_iter().filter_map(open).collect();
+        running.end(Signal::KILL);
         for child in &children {
             // It may have ended by itself, because its server is gone.
             let _ = pidfd_send_signal(child, Signal::KILL);
@@ -240,7 +244,7 @@ impl Postgres {
 
     /// Returns the server's log.
     pub fn log(&self) -> String {
-        fs::read_to_string(self.directory.join("log")).unwrap_or_default()
+        server_process::log(&self.directory)
     }
 
     fn drop_databases(&self) {
@@ -260,40 +264,20 @@ impl Postgres {
 
     fn end(&mut self, signal: Signal) {
         self.must_be_ours();
-        let Some(Running { pid, keeper }) = self.running.take() else { return };
-        // The server may have ended by itself, and then there is no process to signal.
-        let _ = kill_process(pid, signal);
-        let _ = keeper.join();
+        let Some(running) = self.running.take() else { return };
+        running.end(signal);
     }
 
     /// Starts it and waits until it takes connections; `false` if it ended instead.
     fn try_start(&mut self) -> bool {
-        let (child_pid, pid) = std::sync::mpsc::channel();
         let mut postgres = self.install.as_owner_while_we_live("postgres");
-        let log = fs::File::options().create(true).append(true).open(self.directory.join("log"));
-        postgres.arg("-D").arg(data(&self.directory)).stdin(Stdio::null()).stdout(Stdio::null());
-        postgres.stderr(log.expect("a log file"));
+        postgres.arg("-D").arg(data(&self.directory));
         for (name, value) in self.all_settings() {
             postgres.arg("-c").arg(format!("{name}={value}"));
         }
-        let keeper = thread::Builder::new().name("postgres".to_owned()).spawn(move || {
-            let mut child: Child = postgres.spawn().expect("postgres runs");
-            let _ = child_pid.send(child.id());
-            let _ = child.wait();
-        });
-        let keeper = keeper.expect("a thread starts");
-        let id = pid.recv().expect("the thread tells the pid").cast_signed();
-        let running = Running { pid: Pid::from_raw(id).expect("a pid is not zero"), keeper };
-        let until = Instant::now() + READY_WITHIN;
-        while !is_ready(&self.directory, Some(id)) {
-            if running.keeper.is_finished() {
-                return false;
-            }
-            assert!(Instant::now() < until, "PostgreSQL is not ready:\n{}", self.log());
-            thread::sleep(LOOK_EVERY);
-        }
-        self.running = Some(running);
-        true
+        let is_ready = |pid| is_ready(&self.directory, Some(pid));
+        self.running = ServerProcess::start(postgres, &self.directory, is_ready);
+        self.running.is_some()
     }
 
     fn all_settings(&self) -> impl Iterator<Item = (&str, String)> {
@@ -306,7 +290,7 @@ impl Drop for Postgres {
     fn drop(&mut self) {
         if self.is_shared {
             // On a disk a drop waits until all is flushed, and the server's end removes the databases soon enough.
-            if self.install.is_in_memory(&self.directory) {
+            if is_in_memory(&self.directory) {
                 self.drop_databases();
             }
             return;
@@ -356,16 +340,5 @@ fn data(directory: &Path) -> PathBuf {
     directory.join("data")
 }
 
-const HOST: &str = "127.0.0.1";
-
 /// The superuser of every server.
 const USER: &str = "postgres";
-
-/// Starts before a failure counts: another process may take the port first.
-const PORT_TRIES: u32 = 3;
-
-/// Recovery of a small database takes a second on a busy machine; after a minute it will not succeed.
-const READY_WITHIN: Duration = Duration::from_secs(60);
-
-/// A fraction of what a start takes.
-const LOOK_EVERY: Duration = Duration::from_millis(5);

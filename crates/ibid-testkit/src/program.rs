@@ -152,7 +152,7 @@ pub fn tools() -> PathBuf {
 
 /// Returns a port that is not in use, below those that the kernel gives to outgoing connections: a server that is
 /// restarted must find its port free.
-pub(crate) fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     let free = || {
         let random = getrandom::u32().expect("the system gives random bytes");
         let port = PORTS.start + (random % u32::from(PORTS.end - PORTS.start)) as u16;
@@ -163,7 +163,7 @@ pub(crate) fn free_port() -> u16 {
 
 /// Returns the path of an installed program. Panics if it is missing, because a test that needs it must not pass
 /// without it.
-fn find(program: &Path) -> PathBuf {
+pub(crate) fn find(program: &Path) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
     // Debian installs servers in directories that are not in the `PATH` of every user.
     let folders = std::env::split_paths(&path).chain(SERVER_FOLDERS.map(PathBuf::from));

@@ -123,7 +123,7 @@ impl StoryStore {
     }
 
     /// Returns the body of this kind that one generation stored.
-    pub fn kept(&self, birth: Nonce, kind: BodyKind) -> Option<&Bytes> {
+    pub fn body(&self, birth: Nonce, kind: BodyKind) -> Option<&Bytes> {
         self.bodies.get(&(birth, kind.code()))
     }
 
@@ -336,7 +336,7 @@ impl Stage {
             Verdict::Write(change, decision) => match how {
                 Send::Now => self.send(actor, change, decision),
                 Send::NotYet => {
-                    let row = change.applied(Stamp { now: self.shelf.now }, self.shelf.record());
+                    let row = change.apply(Stamp { now: self.shelf.now }, self.shelf.record());
                     let words = self.describe(&decision, row.as_deref());
                     actor.open.push_back((change, decision));
                     Ok(words)
@@ -398,26 +398,26 @@ impl Stage {
             return Ok(decide(self.shelf.record(), &Event::GaveUp { ask: &ask, nonce }, now));
         }
         let (given, found, reason, result);
-        let begun = || actor.begun.as_ref().ok_or("it does not run");
-        let uncertain = |why| Ok::<_, &str>(Event::Uncertain { begun: begun()?, nonce, why });
+        let running = || actor.begun.as_ref().ok_or("it does not run");
+        let uncertain = |why| Ok::<_, &str>(Event::Uncertain { begun: running()?, nonce, why });
         let event = match (first, rest) {
             ("finishes", rest) => {
                 given = given_answer(rest, name)?;
-                Event::Answered { begun: begun()?, nonce, answer: &given }
+                Event::Answered { begun: running()?, nonce, answer: &given }
             }
             ("proves", "nothing was sent") => {
-                Event::NotExecuted { begun: begun()?, nonce, why: ErrorCode::NotSent }
+                Event::NotExecuted { begun: running()?, nonce, why: ErrorCode::NotSent }
             }
             ("times", "out") => uncertain(ErrorCode::TimedOut)?,
             ("breaks", "off") => uncertain(ErrorCode::Broken)?,
             ("panics", "") => uncertain(ErrorCode::Panicked)?,
-            ("owes", "the answer") => Event::Owes { begun: begun()?, nonce },
+            ("owes", "the answer") => Event::Owes { begun: running()?, nonce },
             ("commits", phase) => {
                 let point = phase_point(&mut self.phases, phase)?;
                 reason = phase.to_owned();
                 result = Bytes::from(reason.clone());
                 let step = PhaseStep { point, phases: 1 };
-                Event::Phase { begun: begun()?, nonce, step, name: &reason, result: &result }
+                Event::Phase { begun: running()?, nonce, step, name: &reason, result: &result }
             }
             ("claims", "") => Event::Claim { nonce },
             ("sweeps", "") => Event::Lapsed { nonce, careful: false },
@@ -426,9 +426,9 @@ impl Stage {
             ("resumes", "carefully") => Event::Resume { nonce, careful: true },
             ("calls", "the outside") => {
                 let point = self.shelf.record().map_or(0, |record| record.point) + 1;
-                Event::Calling { begun: begun()?, nonce, point: Some(point) }
+                Event::Calling { begun: running()?, nonce, point: Some(point) }
             }
-            ("did", "not call") => Event::Calling { begun: begun()?, nonce, point: None },
+            ("did", "not call") => Event::Calling { begun: running()?, nonce, point: None },
             ("finds", "it never claimed") => Event::NeverClaimed { nonce },
             ("finds", "it outlived") => Event::Outlived { nonce },
             ("is", "dead") => Event::EffectDead { nonce },
@@ -452,7 +452,7 @@ impl Stage {
                 Event::Observed { nonce, by, what: &found, as_of, jitter: 0.0 }
             }
             ("forgets", "") => Event::Forget { nonce, act: act() },
-            _ => return Err(format!("nobody knows how to `{verb}`")),
+            _ => return Err(format!("unknown word `{verb}`")),
         };
         Ok(decide(self.shelf.record(), &event, now))
     }
@@ -554,7 +554,7 @@ impl Stage {
                 (row.is_some_and(|r| r.fingerprint.is_none()).to_string(), "true".into())
             }
             ("keeps", (whose, "request")) => {
-                let request = row.and_then(|row| self.shelf.kept(row.birth, BodyKind::Request));
+                let request = row.and_then(|row| self.shelf.body(row.birth, BodyKind::Request));
                 let is = if request.is_some_and(|request| !request.is_empty()) { "its" } else { "no" };
                 (is.to_owned(), whose.to_owned())
             }

@@ -34,6 +34,8 @@ pub(crate) struct Item<'a> {
     pub(crate) is_async: bool,
     /// Marked as a test, by an attribute whose path ends in `test`.
     pub(crate) is_test: bool,
+    /// True for a function of a type that returns this type: a constructor or a builder's method.
+    pub(crate) is_constructor: bool,
     /// Return type as tokens joined by blanks; empty if there is none.
     pub(crate) returns: String,
     /// Lines of the doc comment before it.
@@ -140,11 +142,13 @@ struct Pending<'a> {
     is_test_only: bool,
     /// The next brace opens the body of an `impl` or a `trait`.
     is_body: bool,
+    /// The type that an `impl` is of.
+    self_type: Option<&'a str>,
 }
 
 enum Scope<'a> {
     Module { name: &'a str, is_test_only: bool, first_line: usize },
-    Body,
+    Body { self_type: Option<&'a str> },
     Other,
 }
 
@@ -170,14 +174,21 @@ impl<'a> Outline<'a, '_> {
                     self.item(ItemKind::Type);
                     self.pending.is_body = true;
                 }
-                (Kind::Ident, "type") if !matches!(self.scopes.last(), Some(Scope::Body)) => {
+                (Kind::Ident, "type") if !matches!(self.scopes.last(), Some(Scope::Body { .. })) => {
                     self.item(ItemKind::Type);
                 }
-                (Kind::Ident, "impl") => self.pending.is_body = true,
+                (Kind::Ident, "impl") => {
+                    self.pending.is_body = true;
+                    self.pending.self_type = self.self_type();
+                }
                 (Kind::Ident, "mod") => self.module(),
                 (Kind::Punct, "{") => self.open(),
                 (Kind::Punct, "}") => self.close(token.line),
-                (Kind::Punct, ";" | ",") => self.pending = Pending::default(),
+                (Kind::Punct, ";" | ",") => {
+                    // The header of an `impl` may have commas, too: in generics and bounds.
+                    let Pending { is_body, self_type, .. } = std::mem::take(&mut self.pending);
+                    self.pending = Pending { is_body, self_type, ..Pending::default() };
+                }
                 (Kind::Ident, _) if self.starts_path() => self.path(),
                 _ => {}
             }
@@ -217,6 +228,12 @@ impl<'a> Outline<'a, '_> {
         let (returns, body) = self.signature(self.at + 2);
         let last_line = body.map_or(name.line, |open| self.code[self.matching(open, "{", "}")].line);
         let pending = std::mem::take(&mut self.pending);
+        let inner = returns.trim_start_matches("Result < ").trim_start_matches("Option < ");
+        let returned = inner.split(' ').next().unwrap_or_default();
+        let is_constructor = match self.scopes.last() {
+            Some(Scope::Body { self_type }) => returned == "Self" || Some(returned) == *self_type,
+            _ => false,
+        };
         self.file.items.push(Item {
             kind,
             name: name.text,
@@ -225,6 +242,7 @@ impl<'a> Outline<'a, '_> {
             is_public: pending.is_public,
             is_async: pending.is_async,
             is_test: pending.is_test,
+            is_constructor,
             returns,
             docs: pending.docs,
         });
@@ -267,7 +285,8 @@ impl<'a> Outline<'a, '_> {
     }
 
     fn open(&mut self) {
-        let scope = if self.pending.is_body { Scope::Body } else { Scope::Other };
+        let self_type = self.pending.self_type;
+        let scope = if self.pending.is_body { Scope::Body { self_type } } else { Scope::Other };
         self.scopes.push(scope);
         self.pending = Pending::default();
     }
@@ -277,6 +296,22 @@ impl<'a> Outline<'a, '_> {
             self.file.test_lines.push((first_line, line));
         }
         self.pending = Pending::default();
+    }
+
+    /// Returns the name of the type that the `impl` here is of: the last name of its path, without its generics.
+    fn self_type(&self) -> Option<&'a str> {
+        let (mut depth, mut name) = (0usize, None);
+        for (at, token) in self.code.iter().enumerate().skip(self.at + 1) {
+            match token.text {
+                "<" => depth += 1,
+                ">" if !self.is(at - 1, "-") => depth = depth.saturating_sub(1),
+                "{" | "where" | ";" if depth == 0 => break,
+                "for" if depth == 0 => name = None,
+                text if depth == 0 && token.kind == Kind::Ident => name = Some(text),
+                _ => {}
+            }
+        }
+        name
     }
 
     fn starts_path(&self) -> bool {
@@ -392,8 +427,20 @@ mod tests {
         assert!(wait.is_public && wait.is_async && wait.returns.starts_with("Result"));
         assert_eq!(wait.docs, [" Waits."]);
         let names: Vec<&str> = file.items.iter().map(|item| item.name).collect();
-        assert_eq!(names, ["wait", "B", "inner"], "an associated type is none of its own");
+        assert_eq!(names, ["wait", "B", "inner"], "an associated type is no item");
         assert!(!file.items[1].is_public);
+    }
+
+    #[test]
+    fn generics_of_an_impl_do_not_end_its_header() {
+        let file = parse(
+            "impl<A, B: F<A>> T<A> for crate::C<A, B> { type Out = A; fn made() -> Result<Self, E> {} }",
+        );
+        let names: Vec<_> = file.items.iter().map(|item| (item.name, item.is_constructor)).collect();
+        assert_eq!(names, [("made", true)]);
+        let file = parse("impl C { fn made(self) -> C {}\nfn used(&self) -> usize {} }\nfn made() -> C {}");
+        let made: Vec<_> = file.items.iter().map(|item| item.is_constructor).collect();
+        assert_eq!(made, [true, false, false]);
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub(crate) struct Sources {
 pub(crate) struct Tree<'a> {
     /// The Rust files of the tree.
     pub(crate) rust: Vec<RustFile<'a>>,
-    /// SQL, Markdown and TOML files: path and text.
+    /// SQL, Lua, Markdown and TOML files: path and text.
     pub(crate) others: Vec<(&'a str, &'a str)>,
 }
 
@@ -77,7 +77,7 @@ impl<'a> Tree<'a> {
             .flat_map(|file| rust_passages(&file.tokens).into_iter().map(|text| (file.path, text)));
         let others = self.others.iter().flat_map(|(path, text)| {
             let passages = match path.rsplit('.').next() {
-                Some("sql") => sql_passages(text),
+                Some("sql" | "lua") => sql_passages(text),
                 Some("md") => markdown_passages(text),
                 _ => Vec::new(),
             };
@@ -90,4 +90,4 @@ impl<'a> Tree<'a> {
 /// Build output, and files that come from elsewhere.
 const SKIPPED_FOLDERS: [&str; 2] = ["target", "data"];
 
-const CHECKED_ENDINGS: [&str; 4] = [".rs", ".sql", ".md", "Cargo.toml"];
+const CHECKED_ENDINGS: [&str; 5] = [".rs", ".sql", ".lua", ".md", "Cargo.toml"];

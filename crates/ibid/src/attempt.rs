@@ -24,8 +24,12 @@ use crate::telemetry;
 
 /// One run of the handler, under a lease.
 ///
-/// `finish`, `release` and `unknown` take it by value, so a second end does not compile. An attempt that is dropped without an end
-/// releases its key if nothing was sent yet ([`Attempt::ready`]); otherwise its outcome becomes unknown.
+/// `finish`, `release` and `unknown` take it by value, so a second end does not compile.
+///
+/// Its work begins with [`Attempt::ready`], with a phase, or in a transaction. Dropped without an end, the attempt releases its key if
+/// `ready` has yet to succeed, or if all work was in a transaction, which was rolled back. In every other case its outcome becomes
+/// unknown, also if none of the three was called: the work may have been done without them. So [release](Attempt::release) an attempt
+/// whose work you don't begin.
 pub struct Attempt {
     ibid: Ibid,
     ask: Arc<BeginRequest>,
@@ -33,11 +37,12 @@ pub struct Attempt {
     after: RecoveryPoint,
     leased_at: LeasedAt,
     began_at: Instant,
-    /// Set once a byte may have been sent outside.
-    exposed: bool,
+    exposure: Exposure,
     /// Set while the identity that the record's id was made under has yet to be confirmed, before the first outside byte or
     /// business statement. After that every process finds the record, whichever identity the store has by then.
     checks_identity: AtomicBool,
+    /// `true` if upkeep runs it, under whichever identity.
+    is_of_upkeep: bool,
     ended: bool,
     /// The outcome, if the attempt ended in the caller's own transaction.
     outcome: Option<Outcome>,
@@ -49,6 +54,17 @@ pub struct Attempt {
     pub(crate) progress: Progress,
     /// Counts the attempt. Dropped last: a shutdown waits for it.
     permit: Arc<AttemptPermit>,
+}
+
+/// Says whether something that is not recorded yet may have been sent outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Exposure {
+    /// Nothing was sent: the attempt is in ibid's own hands, or its caller asks before it sends.
+    None,
+    /// A caller has the attempt and has not asked yet. It may send without asking, and then a release would run the work again.
+    Unstated,
+    /// A byte may have been sent.
+    Sent,
 }
 
 /// Callback for the outcome of an attempt that ends in the caller's transaction.
@@ -72,17 +88,6 @@ pub struct LeaseGoneError;
 
 impl Attempt {
     pub(crate) fn new(
-        ibid: Ibid,
-        ask: Arc<BeginRequest>,
-        begun: Arc<Record>,
-        after: RecoveryPoint,
-        leased_at: Instant,
-    ) -> Attempt {
-        let permit = ibid.engine().attempt_slots.take(&begun.identity.tenant);
-        Attempt::with_permit(permit, ibid, ask, begun, after, leased_at)
-    }
-
-    fn with_permit(
         permit: Arc<AttemptPermit>,
         ibid: Ibid,
         ask: Arc<BeginRequest>,
@@ -99,7 +104,8 @@ impl Attempt {
             leased_at: LeasedAt::new(leased_at),
             began_at: leased_at,
             checks_identity: AtomicBool::new(true),
-            exposed: false,
+            is_of_upkeep: false,
+            exposure: Exposure::None,
             ended: false,
             outcome: None,
             on_end: None,
@@ -115,7 +121,8 @@ impl Attempt {
         begun: Arc<Record>,
         leased_at: Instant,
     ) -> Attempt {
-        let mut attempt = Attempt::new(ibid, ask, begun, 0, leased_at);
+        let permit = ibid.engine().attempt_slots.take_beyond(&begun.identity.tenant);
+        let mut attempt = Attempt::new(permit, ibid, ask, begun, 0, leased_at);
         attempt.ended = true;
         attempt
     }
@@ -123,7 +130,7 @@ impl Attempt {
     /// Creates a copy that ends nothing when it is dropped.
     pub(crate) fn stand_in(&self) -> Attempt {
         let (ibid, ask, begun) = (self.ibid.clone(), self.ask.clone(), self.begun.clone());
-        let mut copy = Attempt::with_permit(self.permit.clone(), ibid, ask, begun, 0, self.leased_at.get());
+        let mut copy = Attempt::new(self.permit.clone(), ibid, ask, begun, 0, self.leased_at.get());
         copy.ended = true;
         copy
     }
@@ -161,7 +168,7 @@ impl Attempt {
     /// Returns whether something that is not recorded yet may have been sent outside. If so, an end without a response makes
     /// the outcome unknown.
     pub fn is_exposed(&self) -> bool {
-        self.exposed
+        self.exposure != Exposure::None
     }
 
     pub(crate) fn ibid(&self) -> &Ibid {
@@ -229,14 +236,26 @@ impl Attempt {
 
     /// Notes that something may have been sent outside: dropped from here on, the outcome becomes unknown.
     pub(crate) fn expose(&mut self) {
-        self.exposed = true;
+        self.exposure = Exposure::Sent;
+    }
+
+    /// Notes that a caller has the attempt, which may now do its work in whichever way.
+    pub(crate) fn hand_over(&mut self) {
+        self.exposure = Exposure::Unstated;
+    }
+
+    /// Notes that the caller does its work in the ways that record it, so nothing was sent before.
+    pub(crate) fn begin_work(&mut self) {
+        if self.exposure == Exposure::Unstated {
+            self.exposure = Exposure::None;
+        }
     }
 
     /// Notes that nothing is sent outside from here on until [`Attempt::ready`] is called again: for a handler that works in the
     /// store's own database.
     pub(crate) fn conceal(&mut self) {
         // Except for a call whose result can never be learned.
-        self.exposed = self.begun.note.calling.is_some();
+        self.exposure = if self.begun.note.calling.is_some() { Exposure::Sent } else { Exposure::None };
     }
 
     /// Ends the attempt with a response after the caller's transaction was rolled back.
@@ -251,7 +270,7 @@ impl Attempt {
     async fn end_with(&self, response: Response) -> Outcome {
         let policy = &self.begun.policy;
         let class = policy.classify(response.status, has_retry_after(&response), self.proof);
-        if class == ResponseClass::Ambiguous && !self.exposed {
+        if class == ResponseClass::Ambiguous && !self.is_exposed() {
             return self.end(End::NotExecuted(ErrorCode::ServerError), None).await;
         }
         let (answer, response) = into_answer(response, policy);
@@ -272,6 +291,7 @@ impl Attempt {
     ///
     /// Dropping the future is safe: the attempt may send nothing yet, and `ready` can be called again.
     pub async fn ready(&mut self) -> Result<(), LeaseGoneError> {
+        self.begin_work();
         let lease = self.begun.policy.lease;
         if self.leased_at.get().elapsed() >= lease / 2 {
             let sent_at = Instant::now();
@@ -284,15 +304,19 @@ impl Attempt {
         if !self.confirms_identity().await {
             return Err(LeaseGoneError);
         }
-        self.exposed = true;
+        self.expose();
         Ok(())
     }
 
     /// Returns whether the attempt may do its first work. T1 (new identity) finds nothing under a key's old id and runs under the
     /// new one; this attempt's reservation under the old id, sent before a long pause, arrives after that. It must not run as well.
     pub(crate) async fn confirms_identity(&self) -> bool {
-        let is_confirmed =
-            !self.checks_identity.load(Ordering::SeqCst) || self.ibid.engine().confirm_identity().await;
+        let engine = self.ibid.engine();
+        let is_confirmed = !self.checks_identity.load(Ordering::SeqCst)
+            || match self.is_of_upkeep {
+                true => engine.confirm_open().await,
+                false => engine.confirm_identity().await,
+            };
         if is_confirmed {
             self.checks_identity.store(false, Ordering::SeqCst);
         }
@@ -300,8 +324,9 @@ impl Attempt {
     }
 
     /// Marks an attempt that upkeep runs. Its record is stored, so every process finds it, whichever identity that process has.
-    pub(crate) fn of_upkeep(self) -> Attempt {
-        self.checks_identity.store(false, Ordering::SeqCst);
+    /// Only a copy can keep it from running: the record may be in another store by then, and run there.
+    pub(crate) fn of_upkeep(mut self) -> Attempt {
+        self.is_of_upkeep = true;
         self
     }
 
@@ -379,6 +404,7 @@ impl Attempt {
 }
 
 /// The right of an attempt that ended as `unknown` to settle its record, should a response arrive later.
+#[must_use = "dropping it gives up the right to settle the record"]
 pub struct LateAnswer {
     ibid: Ibid,
     ask: Arc<BeginRequest>,
@@ -390,7 +416,6 @@ pub struct LateAnswer {
 
 impl LateAnswer {
     /// Sets what the fields of the response prove, for the `finish` that follows. Proof goes before the status.
-    #[must_use]
     pub fn proven(mut self, proof: Option<Proof>) -> LateAnswer {
         self.proof = proof;
         self
@@ -461,16 +486,6 @@ enum End {
     Uncertain(ErrorCode),
 }
 
-impl End {
-    /// Returns the bytes of the encoded response that it holds.
-    fn bytes(&self) -> usize {
-        match self {
-            End::Answered(answer) => answer.kept.as_ref().map_or(0, |kept| kept.body.len()),
-            End::NotExecuted(_) | End::Uncertain(_) => 0,
-        }
-    }
-}
-
 /// Writes the end of an attempt, even if the caller is dropped midway. If it is not durable within `finish_wait`, the caller
 /// continues and the write is retried in the background.
 async fn end_of(
@@ -485,12 +500,13 @@ async fn end_of(
     let (ibid, ask, begun, permit) = (ibid.clone(), ask.clone(), begun.clone(), permit.clone());
     let ended = run_to_completion(runtime, async move {
         let (started, engine, record) = (Instant::now(), ibid.engine().clone(), begun.id);
-        let bytes = end.bytes() + response.as_ref().map_or(0, |response| response.body.len());
+        // The end refers to the same response.
+        let bytes = response.as_ref().map_or(0, |response| response.body.len());
         // It does not hold the request, which may be many times larger than the response.
         let writer = ibid.clone();
+        let identity = begun.identity.clone();
         let mut write = Box::pin(async move { write_end(&writer, &begun, end, response, started).await });
-        let deadline = started.checked_add(engine.finish_wait);
-        let written = engine.deadlines.within(deadline, &mut write).await;
+        let written = engine.within(started + engine.finish_wait, &mut write).await;
         telemetry::record_seconds(&telemetry::FINISH_TOOK, started.elapsed().as_secs_f64());
         let finished = match written {
             Some(WrittenEnd::Outcome(outcome)) => outcome,
@@ -500,7 +516,7 @@ async fn end_of(
             None => {
                 tracing::warn!(record = %record.short(), "outcome not durable within `finish_wait`; still retrying in the background");
                 // Counted before the caller continues, so that a shutdown does not miss it.
-                engine.background.spawn_end(bytes, async move { drop(write.await) });
+                engine.background.spawn_end(&identity.tenant, bytes, async move { drop(write.await) });
                 Outcome::NotDurable
             }
         };
@@ -572,13 +588,13 @@ impl Drop for Attempt {
         if self.ended {
             return;
         }
-        let end = match self.exposed {
+        let end = match self.is_exposed() {
             true => End::Uncertain(ErrorCode::Broken),
             false => End::NotExecuted(ErrorCode::ClientGone),
         };
         let (ibid, begun) = (self.ibid.clone(), self.begun.clone());
         // On the engine's runtime: the dropping thread may be outside of every runtime.
-        ibid.engine().clone().background.spawn_end(0, async move {
+        self.ibid.engine().background.spawn_end(&self.begun.identity.tenant, 0, async move {
             write_end(&ibid, &begun, end, None, Instant::now()).await;
         });
     }

@@ -25,6 +25,11 @@ impl Backoff {
     }
 }
 
+/// Returns `pause`, or up to a quarter less.
+pub(crate) fn shorten(pause: Duration) -> Duration {
+    pause.mul_f64(1.0 - 0.25 * jitter())
+}
+
 /// Returns `pause`, give or take a quarter.
 pub(crate) fn spread(pause: Duration) -> Duration {
     pause.mul_f64(0.75 + 0.5 * jitter())

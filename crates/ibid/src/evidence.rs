@@ -40,6 +40,8 @@ pub struct EvidenceReport {
 
 /// Result of reporting a piece of evidence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[must_use = "the result says whether the provider has to deliver again"]
 pub enum EvidenceResult {
     /// The outcome was unknown, and the evidence settled it.
     Settled,
@@ -73,12 +75,18 @@ impl Ibid {
     /// If the future is dropped, the evidence may not be stored, so the event must be delivered again.
     pub async fn report_evidence(&self, report: EvidenceReport) -> Result<EvidenceResult, StoreError> {
         let EvidenceReport { name, about, what, age } = report;
+        if !self.engine().confirm_open().await {
+            let why = "a copy keeps the store closed: the event has to be delivered again";
+            return Err(StoreError::transient(self.store().facts().name, "store evidence", why).unwritten());
+        }
         let subject = Subject::load(self, &about).await?;
         let evidence = Evidence { name, about, owner: subject.owner(), what, age };
         let keep_for = match subject.read_at() {
             None => EARLY_KEPT_FOR,
             Some(now) => {
-                if let Some(result) = useless(subject.judge(&arriving(&evidence, now))) {
+                if let Some(result) =
+                    useless(subject.judge(&arriving(&evidence, now, self.engine().skew_max())))
+                {
                     return Ok(result);
                 }
                 KEPT_FOR
@@ -107,14 +115,10 @@ pub(crate) async fn apply(ibid: &Ibid, kept: &StoredEvidence) -> Result<Evidence
 /// left to upkeep.
 pub(crate) async fn apply_earlier_evidence(ibid: &Ibid, id: RecordId) {
     let apply_all = async {
-        for kept in ibid
-            .store()
-            .require_evidence()?
-            .open_evidence(EvidenceQuery::Of(id), None, OF_SUBJECT_MAX)
-            .await?
-            .items
-        {
-            apply(ibid, &kept).await?;
+        let open =
+            ibid.store().require_evidence()?.open_evidence(EvidenceQuery::Of(id), None, OF_SUBJECT_MAX);
+        for kept in ibid.engine().read_for_chore("find evidence", open).await?.items {
+            let _ = apply(ibid, &kept).await?;
         }
         Ok::<_, StoreError>(())
     };
@@ -267,8 +271,12 @@ pub(crate) async fn settle_doubts(shared: Weak<Shared>, mut doubts: mpsc::Receiv
 }
 
 /// Evidence as it will be stored, by the store's clock when its subject was read.
-fn arriving(evidence: &Evidence, now: Timestamp) -> StoredEvidence {
-    StoredEvidence { evidence: evidence.clone(), as_of: now.before(evidence.age), open: true }
+///
+/// Where nodes have their own clocks, a read gives an instant that has certainly passed. "Not executed" counts from
+/// there. "Executed" would look stale for as long as nodes may differ, so it counts from the node's own time.
+fn arriving(evidence: &Evidence, now: Timestamp, skew_max: Duration) -> StoredEvidence {
+    let arrived = if evidence.what == Observation::NotExecuted { now } else { now.after(skew_max) };
+    StoredEvidence { evidence: evidence.clone(), as_of: arrived.before(evidence.age), open: true }
 }
 
 /// Returns the result of evidence that its subject has no use for, now or later. Most evidence is about a known outcome:

@@ -6,7 +6,11 @@
 //! itself), `stop` (SIGSTOP: the process keeps its connections and locks and does nothing until it gets SIGCONT), `error`,
 //! `lost` (the operation has happened, and its reply never arrives) and `pause:MS` (only this task waits). The log shows which
 //! failpoints are armed and hit, so that a test can tell one that was passed from one that was never reached.
+//!
+//! `IBID_NEXT_SCHEMA=1` makes the process know one more step of the schema, as a later release may have it.
 
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) use imp::knows_next_schema;
 pub(crate) use imp::{announce, at};
 
 /// The effect of a failpoint on the code that passes it.
@@ -25,6 +29,11 @@ mod imp {
     use super::Hit;
 
     pub(crate) fn announce() {}
+
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn knows_next_schema() -> bool {
+        false
+    }
 
     pub(crate) async fn at(_name: &'static str) -> Hit {
         Hit::Go
@@ -47,6 +56,12 @@ mod imp {
             LazyLock::force(&REGISTRY);
             tracing::warn!(armed, "failpoints are armed");
         }
+    }
+
+    /// Returns whether this process plays a later release.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn knows_next_schema() -> bool {
+        std::env::var_os("IBID_NEXT_SCHEMA").is_some()
     }
 
     /// Passes the failpoint of this name, and runs the action that is armed there.
@@ -109,7 +124,7 @@ mod imp {
 
     /// Every failpoint, so that a test cannot name one that is never reached. The reference application's tests read this
     /// list: a new failpoint has to be in their matrix, or they must name the test that covers it.
-    const FAILPOINTS: [&str; 19] = [
+    const FAILPOINTS: [&str; 27] = [
         "begin.before",
         "begin.after",
         "phase.before",
@@ -129,5 +144,13 @@ mod imp {
         "record.before",
         "done.after",
         "hear.kept",
+        "copy.joined",
+        "copy.closed",
+        "copy.retired",
+        "copy.batch",
+        "copy.copied",
+        "copy.compared",
+        "copy.opened",
+        "copy.cancelled",
     ];
 }

@@ -41,7 +41,7 @@ pub(crate) struct Shared {
 }
 
 impl Ibid {
-    /// Starts on a store: agrees on the identity and the fingerprint secret,
+    /// Starts on a store: agrees with it on the identity and the fingerprint secret.
     ///
     /// # Errors
     ///
@@ -52,9 +52,10 @@ impl Ibid {
     }
 
     /// Starts for upkeep chores only, on an operator's command. It begins nothing, so it need not agree with the store on
-    /// identity and secrets.
-    pub fn for_upkeep(store: Arc<dyn Store>) -> Ibid {
-        let (engine, became_unknown) = Engine::for_upkeep(store);
+    /// identity and secrets, and ignores the settings about requests.
+    #[doc(hidden)]
+    pub fn for_upkeep(store: Arc<dyn Store>, settings: Settings) -> Ibid {
+        let (engine, became_unknown) = Engine::for_upkeep(store, settings);
         Ibid::join(engine, became_unknown)
     }
 
@@ -110,10 +111,14 @@ impl Ibid {
     ///
     /// Dropping the future leaves no reservation behind.
     pub async fn begin(&self, ask: BeginRequest) -> Result<Begin, UnavailableError> {
-        match self.replay_cached(&ask) {
-            Some(outcome) => Ok(Begin::Skip(outcome)),
-            None => self.begin_uncached(self.engine().with_fresh_nonce(ask)).await,
+        if let Some(outcome) = self.replay_cached(&ask) {
+            return Ok(Begin::Skip(outcome));
         }
+        let mut begin = self.begin_uncached(self.engine().with_fresh_nonce(ask)).await?;
+        if let Begin::Run(attempt) = &mut begin {
+            attempt.hand_over();
+        }
+        Ok(begin)
     }
 
     /// Answers a request from this process's cache, and counts it. Returns `None` if the store has to be asked
@@ -124,10 +129,11 @@ impl Ibid {
         Some(outcome)
     }
 
-    /// Like [`Ibid::begin`], but for a request that is not in the cache. `ask` has a fresh nonce.
+    /// Like [`Ibid::begin`], but for a request that is not in the cache, and for callers that call [`Attempt::ready`] before they
+    /// do anything with an attempt. `ask` has a fresh nonce.
     pub(crate) async fn begin_uncached(&self, ask: Arc<BeginRequest>) -> Result<Begin, UnavailableError> {
         let engine = self.engine();
-        let (ibid, guard) = (self.clone(), engine.drain.track_begin());
+        let (ibid, guard) = (self.clone(), engine.drain.track());
         // If the caller is gone by the end, the attempt is dropped, which releases the key.
         let completion = run_to_completion(&engine.runtime, async move {
             let started = Instant::now();
@@ -195,10 +201,12 @@ impl Ibid {
 
     /// Puts a decision into the caller's terms.
     pub(crate) fn to_caller_outcome(&self, decided: DecidedRequest) -> Begin {
-        let DecidedRequest { ask, decision, stored, at } = decided;
+        let DecidedRequest { ask, decision, stored, at, permit } = decided;
         let outcome = match (decision, stored) {
             (Decision::Run { after }, Some(stored)) => {
-                let attempt = Attempt::new(self.clone(), ask, stored.record, after, at);
+                let take = || self.engine().attempt_slots.take_beyond(&stored.record.identity.tenant);
+                let permit = permit.unwrap_or_else(take);
+                let attempt = Attempt::new(permit, self.clone(), ask, stored.record, after, at);
                 return Begin::Run(Box::new(attempt));
             }
             (Decision::Accepted, _) => {
@@ -211,7 +219,7 @@ impl Ibid {
             }
             (Decision::NotRetained, Some(stored)) => Outcome::NotRetained(stored.record),
             (Decision::Wait { overlong }, Some(stored)) => {
-                if overlong {
+                if overlong && self.engine().is_overlong(&stored) {
                     self.engine().leases.shorten(&stored.record);
                 }
                 match stored.record.flags.asynchronous {
@@ -245,8 +253,7 @@ impl Ibid {
         let decision = match machine::decide(Some(&stored.record), &event, stored.now) {
             Verdict::Keep(decision) | Verdict::Write(_, decision) => decision,
         };
-        self.to_caller_outcome(DecidedRequest { ask: ask.clone(), decision, stored: Some(stored), at })
-            .into_outcome()
+        self.to_caller_outcome(DecidedRequest::without_run(ask, decision, Some(stored), at)).into_outcome()
     }
 
     /// Returns whether begins are being refused because the store does not answer.

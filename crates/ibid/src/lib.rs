@@ -42,7 +42,7 @@
 //! The path of a request through the code, in reading order: `http::layer` → `http::intake` → [`engine`] →
 //! `ibid_core::machine` → `http::run` → `http::capture` → [`attempt`] → `http::respond`.
 
-#![warn(missing_debug_implementations)]
+#![warn(missing_debug_implementations, clippy::exhaustive_enums)]
 
 #[cfg(feature = "http")]
 pub mod http;
@@ -68,7 +68,12 @@ pub mod operator;
 
 pub mod upkeep;
 
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+pub mod copy;
+
 pub mod store;
+
+pub mod front;
 
 pub mod transaction;
 
@@ -85,6 +90,9 @@ mod record_sql;
 mod backoff;
 
 mod random;
+
+#[cfg(feature = "redis")]
+mod redis_target;
 
 mod failpoint;
 

@@ -17,7 +17,8 @@ pub use crate::engine::StoredResponse;
 ///
 /// `R` runs the request: an [`Attempt`], or the open transaction that holds one.
 #[derive(Debug)]
-#[must_use = "dropped, an attempt releases its key"]
+#[must_use = "dropped, an attempt leaves its outcome unknown"]
+#[expect(clippy::exhaustive_enums, reason = "there is a run or there is none")]
 pub enum Begin<R = Box<Attempt>> {
     /// Run the request. Its record is reserved.
     Run(R),
@@ -28,6 +29,7 @@ pub enum Begin<R = Box<Attempt>> {
 /// The outcome of a request, as far as it is known.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
+#[must_use = "the outcome is the response to the client"]
 pub enum Outcome {
     /// The request was executed, and its response is stored durably.
     Completed(StoredResponse),

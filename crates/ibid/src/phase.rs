@@ -46,6 +46,7 @@ impl fmt::Display for DownstreamKey {
 /// The provider's protection against executing a call twice. It decides whether a call may be repeated if its result is not
 /// known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Care {
     /// The provider deduplicates by our key and remembers it for [`KEY_WINDOW`]. Until then the call is repeated. After
     /// that a repeated call could execute a second time, so it is not made, and the record becomes `unknown`.
@@ -68,17 +69,21 @@ impl Care {
     }
 }
 
-/// A call to the outside that gave no result.
-#[derive(Debug)]
+/// A call to the outside that gave no result. It is an [`Error`](std::error::Error) if `E` is one.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum OutsideCallError<E> {
     /// The call certainly had no effect.
-    NotMade(E),
+    #[error("the call was not made")]
+    NotMade(#[source] E),
     /// The call may have had an effect.
-    Uncertain(E),
+    #[error("the result of the call is uncertain")]
+    Uncertain(#[source] E),
 }
 
 /// The provider's answer about a call that may have been made.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum CallVerification<R> {
     /// The call was made, with this result.
     Made(R),
@@ -88,19 +93,19 @@ pub enum CallVerification<R> {
     Unsure,
 }
 
-/// A phase that gave no result.
+/// A phase that gave no result. It is an [`Error`](std::error::Error) if `E` is one.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PhaseError<E> {
     /// The work returned an error. Its transaction is rolled back.
     #[error("the work of the phase failed")]
-    Work(E),
+    Work(#[source] E),
     /// The call certainly had no effect.
     #[error("the phase's call was not made")]
-    NotMade(E),
+    NotMade(#[source] E),
     /// The call may have had an effect.
     #[error("the result of the phase's call is uncertain")]
-    Uncertain(E),
+    Uncertain(#[source] E),
     /// An earlier call, of this attempt or another, may have had an effect, and must not be repeated.
     #[error("an earlier call may have been made, and its result is not known")]
     Unsure,
@@ -453,6 +458,7 @@ impl Attempt {
 
     /// Looks up the result of the next phase, which an earlier attempt may have stored.
     async fn look_up<R: DeserializeOwned, E>(&mut self, name: &str) -> Result<PhaseLookup<R>, PhaseError<E>> {
+        self.begin_work();
         let step = self.progress.at.next(name).ok_or(PhaseError::LeaseLost)?;
         if step.point > self.begun().point {
             // A different call at this point is in doubt, from this run or an earlier one. Committing this phase would
@@ -469,8 +475,9 @@ impl Attempt {
         }
         if self.progress.earlier_results.is_none() {
             let (id, birth) = (self.begun().id, self.begun().birth);
-            let bodies = self.ibid().engine().store.require_bodies()?.bodies(id, birth).await?;
-            self.progress.earlier_results = Some(bodies.into_iter().collect());
+            let bodies = self.ibid().engine().bodies(id, birth).await?;
+            self.progress.earlier_results =
+                Some(bodies.into_iter().map(|body| (body.kind, body.data)).collect());
         }
         let results = self.progress.earlier_results.as_ref();
         let body = results.and_then(|results| results.get(&BodyKind::Phase(step.point).code()));

@@ -8,18 +8,20 @@ pub use crate::ibid::Ibid;
 pub use crate::outbox::{
     BoxError, CallOutcome, CallResult, EffectCall, EffectHandler, SettledEffect, VerifyOutcome, Worker,
 };
+pub use crate::phase::{CallVerification, Care, DownstreamKey, OutsideCallError, PhaseError};
 pub use crate::transaction::{
-    Completion, Database, DriverTx, Isolated, Isolation, TxError, TxResponse, TxResult,
+    Completion, Database, DriverTx, IsolatedDatabase, Isolation, TxError, TxResponse, TxResult,
 };
 pub use crate::upkeep;
-pub use ibid_core::effect::NewEffect;
-pub use ibid_core::policy::Policy;
+pub use ibid_core::effect::{EffectRules, NewEffect, Safety};
+pub use ibid_core::policy::{OnLapse, OnServerError, Policy};
 pub use ibid_core::response::Response;
 pub use ibid_core::scope::Tenant;
+pub use ibid_core::store::Store;
 
 #[cfg(feature = "http")]
 pub use crate::http::{
-    GuardedRequest, HeldAttempt, IdempotencyLayer, Routes, TenantSource, UnreservedRequest,
+    GuardedRequest, HeldAttempt, IdempotencyLayer, Routes, TenantSource, TraceContext, UnreservedRequest,
 };
 
 pub use crate::store::clock::Clock;
@@ -31,6 +33,15 @@ pub use crate::store::sqlite::{SqliteOptions, SqliteStore};
 #[cfg(feature = "postgres")]
 pub use crate::store::postgres::{PostgresOptions, PostgresStore};
 
+#[cfg(feature = "mysql")]
+pub use crate::store::mysql::{MysqlOptions, MysqlStore};
+
+#[cfg(feature = "redis")]
+pub use crate::store::redis::{RedisOptions, RedisStore};
+
+#[cfg(feature = "redis")]
+pub use crate::front::redis::{RedisFront, RedisFrontOptions};
+
 #[cfg(feature = "sqlite")]
 pub use crate::transaction::rusqlite::{Rusqlite, RusqliteTx};
 
@@ -39,6 +50,12 @@ pub use crate::transaction::sqlx_postgres::{SqlxPostgres, SqlxPostgresTx};
 
 #[cfg(feature = "sqlx-sqlite")]
 pub use crate::transaction::sqlx_sqlite::{SqlxSqlite, SqlxSqliteTx};
+
+#[cfg(feature = "sqlx-mysql")]
+pub use crate::transaction::sqlx_mysql::{SqlxMysql, SqlxMysqlTx};
+
+#[cfg(feature = "mysql-async")]
+pub use crate::transaction::mysql_async::{MysqlAsync, MysqlAsyncTx};
 
 #[cfg(feature = "tokio-postgres")]
 pub use crate::transaction::tokio_postgres::{PooledTx, TokioPostgres};

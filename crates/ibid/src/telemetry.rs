@@ -109,7 +109,14 @@ metrics! {
     RECONCILE_RESOLVED = "ibid_reconcile_resolved_total", "counter", "lookups after which the outcome was known";
     RECONCILE_FAILED = "ibid_reconcile_failed_total", "counter",
         "lookups without a result: no answer, or one that says neither executed nor not executed";
+    FRONT_LOOKUPS = "ibid_front_lookups_total", "counter",
+        "looks for a completed response in the cache that nodes share, by outcome: hit, miss (also while it does \
+         not answer), stale";
+    FRONT_IGNORED = "ibid_front_ignored_total", "counter",
+        "entries of that cache that this store did not make, or that were changed";
+    FRONT_UP = "ibid_front_up", "gauge", "1 while the server of that cache answers, else 0; absent without one";
     RECORDS = "ibid_records", "gauge", "records, by state";
+    RECORDS_ESTIMATED = "ibid_records_estimated", "gauge", "1 if `ibid_records` of that state comes from the database's statistics, 0 if the rows were counted";
     DEAD_LETTERS = "ibid_dead_letters", "gauge",
         "records and effects that need an operator, by kind: records, effects. A record counts from when its \
          outcome became unknown; lists show it once its attempt's time (upstream_timeout and linger) is over";
@@ -119,6 +126,8 @@ metrics! {
         "seconds by which the reaper is behind: the age of the oldest row that it could have removed";
     ATTEMPTS_REFUSED = "ibid_attempts_refused_total", "counter",
         "new keys refused because the process or the tenant runs too many attempts, by bound";
+    UPKEEP_ELECTED = "ibid_upkeep_elected", "gauge",
+        "1 on the node that does a group of chores, by group: sweep (sweeper and evidence; first at lookups), reap";
     CHORE_PANICS = "ibid_chore_panics_total", "counter", "rounds of a chore that panicked, by chore";
     BREAKER_OPEN = "ibid_breaker_open", "gauge", "1 while begins are refused because the store does not answer";
     TENANTS_ABOVE = "ibid_tenants_above_duplicate_rate", "gauge",

@@ -1,30 +1,25 @@
 //! Authentication: a bearer token belongs to an account, and the account is the tenant of every idempotency key.
 //!
-//! The account never comes from the body, where a client could name any account. Only digests of tokens stay in memory.
+//! So equal keys of two accounts are two different requests. The account never comes from the body, where a client could
+//! name any account. Only digests of tokens stay in memory.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::middleware::Next;
-use axum::response::{IntoResponse as _, Response};
+use axum::response::Response;
+use http::HeaderMap;
 use http::header::AUTHORIZATION;
-use http::{HeaderMap, request};
 use ibid::Tenant;
-use ibid::http::MissingIdentityError;
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 
 use crate::problem::Problem;
 
-/// The authenticated account of a request. Handlers take it as an `Extension`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Account(pub String);
-
 /// The accounts by the digest of their tokens. Clones share the map.
-#[derive(Clone)]
-pub struct Accounts(Arc<HashMap<[u8; 32], Account>>);
+#[derive(Clone, Debug)]
+pub struct Accounts(Arc<HashMap<[u8; 32], Tenant>>);
 
 impl Accounts {
     /// Reads and parses an accounts file.
@@ -43,65 +38,49 @@ impl Accounts {
             }
             // Split at the last `=`: a base64 token may end in `=`, an account may not.
             let (token, account) = line.rsplit_once('=').unwrap_or_default();
-            let (token, account) = (token.trim(), account.trim());
-            if token.is_empty() || account.is_empty() || line.split_whitespace().count() > 3 {
-                return Err(format!("line {number} is not `token = account`"));
-            }
-            if accounts.insert(digest(token), Account(account.to_owned())).is_some() {
+            let token = token.trim();
+            let is_pair = !token.is_empty() && line.split_whitespace().count() <= 3;
+            let account = Tenant::new(account.trim()).ok().filter(|_| is_pair);
+            let account = account.ok_or_else(|| format!("line {number} is not `token = account`"))?;
+            if accounts.insert(digest(token), account).is_some() {
                 return Err(format!("the token on line {number} is also on an earlier line"));
             }
         }
         if accounts.is_empty() {
-            Err("the file contains no account".to_owned())
-        } else {
-            Ok(Accounts(accounts.into()))
+            return Err("the file contains no account".to_owned());
         }
-    }
-}
-
-impl fmt::Debug for Accounts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Accounts({})", self.0.len())
+        Ok(Accounts(accounts.into()))
     }
 }
 
 /// Middleware that requires an account for every request, except for webhooks: these are signed, and ibid checks the
-/// signature.
+/// signature. ibid and the handlers take the account from the request's extensions.
 pub async fn authenticate(
     State(accounts): State<Option<Accounts>>,
     mut request: Request,
     next: Next,
-) -> Response {
-    if request.uri().path().starts_with("/.ibid/hooks/") {
-        return next.run(request).await;
+) -> Result<Response, Problem> {
+    if !request.uri().path().starts_with("/.ibid/hooks/") {
+        let account = account_of(accounts.as_ref(), request.headers()).ok_or_else(Problem::unauthorized)?;
+        request.extensions_mut().insert(account);
     }
-    match account_of(accounts.as_ref(), request.headers()) {
-        Some(account) => {
-            request.extensions_mut().insert(account);
-            next.run(request).await
-        }
-        None => Problem::unauthorized().into_response(),
-    }
+    Ok(next.run(request).await)
 }
 
-/// Returns the account as the tenant, so that equal keys of two accounts are two different requests.
-pub fn tenant(head: &request::Parts) -> Result<Tenant, MissingIdentityError> {
-    let account = head.extensions.get::<Account>().ok_or(MissingIdentityError)?;
-    Tenant::new(&account.0).map_err(|_| MissingIdentityError)
-}
-
-fn account_of(accounts: Option<&Accounts>, headers: &HeaderMap) -> Option<Account> {
+fn account_of(accounts: Option<&Accounts>, headers: &HeaderMap) -> Option<Tenant> {
     let mut lines = headers.get_all(AUTHORIZATION).iter();
     // Refuse two `Authorization` lines: a proxy in front of us may have checked the other one.
     let (Some(line), None) = (lines.next(), lines.next()) else { return None };
     let (scheme, token) = line.to_str().ok()?.split_once(' ')?;
-    let token =
-        Some(token.trim()).filter(|token| !token.is_empty() && scheme.eq_ignore_ascii_case("bearer"))?;
+    let token = token.trim();
+    if token.is_empty() || !scheme.eq_ignore_ascii_case("bearer") {
+        return None;
+    }
     let digest = digest(token);
     match accounts {
         Some(accounts) => accounts.0.get(&digest).cloned(),
         // Each token is an account. 128 bits of the digest are unique in practice and make a short name.
-        None => Uuid::from_slice(&digest[..16]).ok().map(|id| Account(format!("token-{}", id.simple()))),
+        None => Tenant::new(&format!("token-{}", Uuid::from_slice(&digest[..16]).ok()?.simple())).ok(),
     }
 }
 
@@ -120,7 +99,7 @@ mod tests {
     fn account(list: Option<&str>, line: &str) -> Option<String> {
         let list = list.map(|text| Accounts::parse(text).unwrap());
         let headers = [(AUTHORIZATION, line.parse().unwrap())].into_iter().collect();
-        account_of(list.as_ref(), &headers).map(|account| account.0)
+        account_of(list.as_ref(), &headers).map(|account| account.as_str().to_owned())
     }
 
     #[test]

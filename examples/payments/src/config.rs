@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use clap::Parser;
 use ibid::http::hooks::{HookSecret, HookSecretError, SignatureScheme};
+use ibid::prelude::{EffectRules, Safety};
 
 use crate::account::Accounts;
-use crate::worker::InDoubt;
 
 /// A payments API that charges each payment once.
 #[derive(Debug, Parser)]
@@ -16,7 +16,7 @@ pub struct Config {
     /// Address to listen on; port 0 takes a free one
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8090")]
     pub listen: SocketAddr,
-    /// Database of payments and records: `sqlite:PATH` or `postgres://…`
+    /// Database of payments and records: `sqlite:PATH`, `postgres://…` or `mysql://…`
     #[arg(long, value_name = "URL", env = "PAYMENTS_STORE", hide_env_values = true)]
     pub store: String,
     /// The card processor: `http://host:port`
@@ -47,13 +47,18 @@ pub struct Config {
 }
 
 impl Config {
-    /// Returns how to handle a charge whose response was lost.
-    pub fn in_doubt(&self) -> InDoubt {
-        match (self.verify_after, self.charge_once) {
-            (Some(settle), _) => InDoubt::Verify { settle },
-            (None, true) => InDoubt::Wait,
-            (None, false) => InDoubt::Repeat,
-        }
+    /// Returns the rules for charges: how long a worker may hold one, and what to do if its response is lost. The latter
+    /// depends on what the processor can do. Rides follow the same rules.
+    pub fn charge_rules(&self) -> EffectRules {
+        let ms = |length: Duration| u64::try_from(length.as_millis()).unwrap_or(u64::MAX);
+        EffectRules::default().with(|rules| {
+            rules.lease_ms = ms(self.lease);
+            match self.verify_after {
+                Some(settle) => (rules.safety, rules.settle_ms) = (Safety::Verified, ms(settle)),
+                None if self.charge_once => rules.safety = Safety::Once,
+                None => rules.safety = Safety::Repeatable,
+            }
+        })
     }
 }
 

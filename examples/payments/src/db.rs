@@ -1,68 +1,81 @@
 //! The application's tables, in the same database as ibid's records: only then can both commit in one transaction.
 //!
-//! Every statement runs on PostgreSQL and on SQLite. An application with one database writes `SqlxPostgres` (or
-//! `SqlxSqlite`) where this one has `D: Backend`, and needs nothing below [`Db`].
+//! Every statement runs on PostgreSQL, on MySQL and MariaDB, and on SQLite. With one database, use its `SqlxPostgres`,
+//! `SqlxMysql` or `SqlxSqlite` instead of [`Db`], and write statements without `on_database!` and [`Db::sql`].
 
+#[cfg(feature = "mysql")]
+mod mysql;
 #[cfg(feature = "postgres")]
 mod postgres;
 
-use std::ops::DerefMut;
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid::Store;
-use ibid::store::sqlite::{SqliteOptions, SqliteStore};
-use ibid::transaction::sqlx_sqlite::SqlxSqlite;
-use ibid::transaction::{Database, TxError};
-use sqlx::SqliteConnection;
-use sqlx::sqlite::{SqliteConnectOptions, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
-use uuid::Uuid;
+use ibid::prelude::*;
+use sqlx::AssertSqlSafe;
+use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous};
 
-use crate::serve::Failure;
-
-/// A pool of connections. Clones share it.
+/// The database, with a pool of connections. Clones share it.
 #[derive(Clone, Debug)]
 pub enum Db {
     /// Connections to a PostgreSQL server.
     #[cfg(feature = "postgres")]
-    Postgres(sqlx::PgPool),
+    Postgres(SqlxPostgres),
+    /// Connections to a MySQL or MariaDB server.
+    #[cfg(feature = "mysql")]
+    Mysql(SqlxMysql),
     /// Connections to an SQLite file.
-    Sqlite(SqlitePool),
+    Sqlite(SqlxSqlite),
 }
 
-/// Runs the same query on either pool. The drivers' types differ, the statements do not.
-macro_rules! on_pool {
-    ($db:expr, $pool:ident => $query:expr) => {
+/// Compiles an expression for each of the databases, and runs it on the one that is in use. Their drivers have different
+/// types, but the code for them is the same.
+macro_rules! on_database {
+    ($db:expr, |$database:ident| $code:expr) => {
         match $db {
             #[cfg(feature = "postgres")]
-            $crate::db::Db::Postgres($pool) => $query,
-            $crate::db::Db::Sqlite($pool) => $query,
+            $crate::db::Db::Postgres($database) => $code,
+            #[cfg(feature = "mysql")]
+            $crate::db::Db::Mysql($database) => $code,
+            $crate::db::Db::Sqlite($database) => $code,
         }
     };
 }
 
-pub(crate) use on_pool;
+pub(crate) use on_database;
 
 impl Db {
-    /// Opens ibid's store and the application's pool at `sqlite:PATH` or `postgres://…`, and creates the missing tables.
-    /// Ours reference ibid's.
-    pub async fn open(url: &str) -> Result<(Arc<dyn Store>, Db), Failure> {
-        match url.strip_prefix("sqlite:") {
-            Some(path) => open_sqlite(path.to_owned()).await,
+    /// Opens ibid's store and the application's pool at `sqlite:PATH`, `postgres://…` or `mysql://…`, and creates the missing
+    /// tables. Ours reference ibid's.
+    pub async fn open(url: &str) -> Result<(Arc<dyn Store>, Db), BoxError> {
+        match url.split_once(':') {
+            Some(("sqlite", path)) => open_sqlite(path.to_owned()).await,
             #[cfg(feature = "postgres")]
-            None => postgres::open(url).await,
-            #[cfg(not(feature = "postgres"))]
-            None => Err("this build has SQLite only: use `sqlite:PATH`".into()),
+            Some(("postgres" | "postgresql", _)) => postgres::open(url).await,
+            #[cfg(feature = "mysql")]
+            Some(("mysql", _)) => mysql::open(url).await,
+            _ => Err("this build has no such database: use `sqlite:PATH`".into()),
+        }
+    }
+
+    /// Returns the text of a statement for this database. Its parameters `$1`, `$2`, … must be in this order: MySQL knows
+    /// only `?`.
+    pub fn sql(&self, text: &'static str) -> AssertSqlSafe<Cow<'static, str>> {
+        match self {
+            #[cfg(feature = "mysql")]
+            Db::Mysql(_) => AssertSqlSafe(mysql::question_marks(text).into()),
+            _ => AssertSqlSafe(text.into()),
         }
     }
 
     /// Closes all connections, each after the statement that runs on it.
     pub async fn close(&self) {
-        on_pool!(self, pool => pool.close().await);
+        on_database!(self, |database| database.0.close().await);
     }
 }
 
-async fn open_sqlite(path: String) -> Result<(Arc<dyn Store>, Db), Failure> {
+async fn open_sqlite(path: String) -> Result<(Arc<dyn Store>, Db), BoxError> {
     let options = SqliteConnectOptions::new()
         .filename(&path)
         // With a weaker setting, a power cut can lose a payment whose response was already sent.
@@ -75,68 +88,23 @@ async fn open_sqlite(path: String) -> Result<(Arc<dyn Store>, Db), Failure> {
     let pool = pool.connect_with(options).await?;
     // Several processes may do this at once. `create … if not exists` alone can then fail, so the write lock comes first.
     let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;
-    sqlx::raw_sql(include_str!("sql/sqlite.sql")).execute(&mut *tx).await?;
+    sqlx::raw_sql(schema("text", "blob")).execute(&mut *tx).await?;
     tx.commit().await?;
-    Ok((Arc::new(store), Db::Sqlite(pool)))
+    Ok((Arc::new(store), Db::Sqlite(SqlxSqlite(pool))))
 }
 
-/// A database whose ibid transactions also run the application's [`Statements`].
-pub trait Backend: Database<Tx: DerefMut<Target: Statements> + 'static> + Clone + 'static {}
-
-impl Backend for SqlxSqlite {}
-
-/// A parameter of an SQL statement.
-#[derive(Clone, Copy, Debug)]
-pub enum SqlValue<'a> {
-    /// A text, or null.
-    Text(Option<&'a str>),
-    /// A 64-bit signed integer.
-    Integer(i64),
-    /// The id of a record: `uuid` on PostgreSQL, a blob on SQLite.
-    Id(Uuid),
+/// Returns the statements that create the tables. The database must compare the type `text` byte by byte, so that `ann` and
+/// `Ann` are two accounts, and must store the 16 bytes of a record's id as the type `record_id`.
+fn schema(text: &str, record_id: &str) -> AssertSqlSafe<String> {
+    AssertSqlSafe(include_str!("schema.sql").replace("{text}", text).replace("{record_id}", record_id))
 }
-
-impl<'a> From<&'a str> for SqlValue<'a> {
-    fn from(text: &'a str) -> SqlValue<'a> {
-        SqlValue::Text(Some(text))
-    }
-}
-
-/// The connection of an open transaction.
-pub trait Statements: Send {
-    /// Runs one statement and returns the number of rows that it changed.
-    fn run(
-        &mut self,
-        sql: &'static str,
-        values: &[SqlValue<'_>],
-    ) -> impl Future<Output = Result<u64, TxError>> + Send;
-}
-
-macro_rules! statements_on {
-    ($connection:ty) => {
-        impl $crate::db::Statements for $connection {
-            async fn run(&mut self, sql: &'static str, values: &[SqlValue<'_>]) -> Result<u64, TxError> {
-                let mut query = sqlx::query(sql);
-                for value in values {
-                    query = match *value {
-                        SqlValue::Text(text) => query.bind(text),
-                        SqlValue::Integer(number) => query.bind(number),
-                        SqlValue::Id(id) => query.bind(id),
-                    };
-                }
-                Ok(query.execute(self).await?.rows_affected())
-            }
-        }
-    };
-}
-
-#[cfg(feature = "postgres")]
-pub(crate) use statements_on;
-
-statements_on!(SqliteConnection);
 
 /// SQLite has one writer at a time; the other connections read or wait for it.
 const SQLITE_CONNECTIONS_MAX: u32 = 4;
+
+/// Connections of a node to a database server: enough to keep a small server busy. A large one is shared by several nodes.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+const SERVER_CONNECTIONS_MAX: u32 = 16;
 
 /// Upper bound for the wait for a connection or for SQLite's write lock.
 ///

@@ -1,30 +1,30 @@
 //! Runs the payments API until SIGTERM or SIGINT.
 
+use std::error::Error;
 use std::process::ExitCode;
 
 use clap::Parser;
+use ibid::prelude::BoxError;
 use payments::config::Config;
-use payments::serve::{self, Failure};
+use payments::serve;
 use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
 
-fn main() -> ExitCode {
+#[tokio::main]
+async fn main() -> ExitCode {
     let config = Config::parse();
-    let filter = tracing_subscriber::EnvFilter::try_from_env("PAYMENTS_LOG");
-    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info,sqlx=warn"));
+    let filter = EnvFilter::try_from_env("PAYMENTS_LOG").unwrap_or_else(|_| EnvFilter::new("info,sqlx=warn"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
-    match run(config) {
+    match run(config).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let causes = std::iter::successors(error.source(), |error| error.source());
-            eprintln!("error: {error}");
-            causes.for_each(|cause| eprintln!("  cause: {cause}"));
-            ExitCode::from(3)
+            tracing::error!(error = &*error as &dyn Error, "cannot run");
+            ExitCode::FAILURE
         }
     }
 }
 
-#[tokio::main]
-async fn run(config: Config) -> Result<(), Failure> {
+async fn run(config: Config) -> Result<(), BoxError> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let stop = async move {

@@ -6,70 +6,69 @@
 
 use axum::extract::{Path, Query, State};
 use axum::{Extension, Json};
-use ibid::Response as StoredResponse;
-use ibid::axum::{GuardedRequest, HeldAttempt};
-use ibid::transaction::TxResponse;
+use bytes::Bytes;
+use ibid::prelude::*;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::account::Account;
 use crate::api::App;
-use crate::db::{Backend, Db, SqlValue, Statements as _, on_pool};
-use crate::input::{NewPayment, Valid};
+use crate::db::on_database;
+use crate::input::{NewPayment, parse};
 use crate::problem::Problem;
 use crate::processor::ChargeRequest;
-use crate::worker::ChargePayment;
+use crate::worker::CHARGE;
 
 /// Creates a payment and enqueues its charge.
 ///
 /// ibid has reserved the key before the handler runs. Every retry gets the response that is committed here. An error becomes
 /// a 503, for which the route's policy releases the key, so the client may send the same request again.
-pub(crate) async fn create<D: Backend>(
-    State(app): State<App<D>>,
+pub(crate) async fn create(
+    State(App { db, charge_rules, .. }): State<App>,
     guarded: GuardedRequest,
     mut held: HeldAttempt,
-    Valid(payment): Valid<NewPayment>,
+    body: Bytes,
 ) -> Result<TxResponse, Problem> {
-    let payment_id = format!("pay_{}", Uuid::now_v7().simple());
+    let payment: NewPayment = parse(&body)?;
+    let id = format!("pay_{}", Uuid::now_v7().simple());
+    let charge = ChargeRequest { reference: id.clone(), payment: payment.clone() };
     // Commits everything or nothing, and runs again if another transaction was in the way (40001, 40P01, busy).
-    let created = held.transact(&app.database, async |mut tx| {
-        let record_id = tx.record_id();
-        tx.run(
-            "insert into payment (id, account, customer_id, amount_cents, currency, record_id)
-             values ($1, $2, $3, $4, $5, $6)",
-            &[
-                payment_id.as_str().into(),
-                guarded.tenant.as_str().into(),
-                payment.customer_id.as_str().into(),
-                SqlValue::Integer(payment.amount_cents),
-                payment.currency.as_str().into(),
-                SqlValue::Id(Uuid::from_bytes(*record_id.as_bytes())),
-            ],
-        )
-        .await?;
-        let request = ChargeRequest::new(&payment, &payment_id);
-        let charge = ChargePayment { payment_id: payment_id.clone(), request };
-        tx.enqueue(charge.effect(app.lease, app.in_doubt)).await?;
-        let body = json!({ "paymentId": payment_id, "status": "pending" });
-        Ok(StoredResponse::json(201, &body).with_header("location", format!("/payments/{payment_id}")))
-    });
-    Ok(created.await?)
+    Ok(on_database!(&db, |database| {
+        held.transact(database, async |mut tx| {
+            let record_id = Uuid::from_bytes(*tx.record_id().as_bytes());
+            sqlx::query(db.sql(
+                "insert into payment (id, account, customer_id, amount_cents, currency, created_at, record_id)
+                 values ($1, $2, $3, $4, $5, $6, $7)",
+            ))
+            .bind(&id)
+            .bind(guarded.tenant.as_str())
+            .bind(&payment.customer_id)
+            .bind(payment.amount_cents)
+            .bind(&payment.currency)
+            .bind(jiff::Timestamp::now().as_millisecond())
+            .bind(record_id)
+            .execute(tx.conn())
+            .await?;
+            tx.enqueue(NewEffect::json(CHARGE, &charge)?.rules(charge_rules)).await?;
+            let body = json!({ "paymentId": id, "status": "pending" });
+            Ok(Response::json(201, &body).with_header("location", format!("/payments/{id}")))
+        })
+        .await?
+    }))
 }
 
 /// `GET /payments/{id}`: a payment, visible only to the account that made it.
 pub(crate) async fn show(
-    State(db): State<Db>,
-    Extension(account): Extension<Account>,
+    State(App { db, .. }): State<App>,
+    Extension(account): Extension<Tenant>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, Problem> {
-    // PostgreSQL refuses a NUL in a parameter, and no id contains one.
-    let id = Some(id).filter(|id| !id.contains('\0')).ok_or_else(Problem::not_found)?;
-    let row: Option<PaymentRow> = on_pool!(&db, pool => sqlx::query_as(
-        "select id, customer_id, amount_cents, currency, status, charge_id, created_at
-           from payment where id = $1 and account = $2",
-    ).bind(id).bind(account.0).fetch_optional(pool).await)?;
-    row.map(|row| Json(payment_json(row))).ok_or_else(Problem::not_found)
+    let sql = "select id, customer_id, amount_cents, currency, status, charge_id, created_at
+                 from payment where id = $1 and account = $2";
+    let row: Option<PaymentRow> = on_database!(&db, |database| {
+        sqlx::query_as(db.sql(sql)).bind(id).bind(account.as_str()).fetch_optional(&database.0).await?
+    });
+    row.map(payment_json).map(Json).ok_or_else(Problem::not_found)
 }
 
 /// Query parameters of [`list`].
@@ -81,16 +80,17 @@ pub(crate) struct ListQuery {
 
 /// `GET /payments?customerId=…`: the customer's latest payments, newest first.
 pub(crate) async fn list(
-    State(db): State<Db>,
-    Extension(account): Extension<Account>,
-    Query(query): Query<ListQuery>,
+    State(App { db, .. }): State<App>,
+    Extension(account): Extension<Tenant>,
+    Query(ListQuery { customer_id }): Query<ListQuery>,
 ) -> Result<Json<Value>, Problem> {
-    let customer = Some(query.customer_id).filter(|id| !id.contains('\0')).ok_or_else(Problem::not_found)?;
     // Ids are UUIDv7 and therefore in the order of time.
-    let rows: Vec<PaymentRow> = on_pool!(&db, pool => sqlx::query_as(
-        "select id, customer_id, amount_cents, currency, status, charge_id, created_at
-           from payment where account = $1 and customer_id = $2 order by id desc limit $3",
-    ).bind(account.0).bind(customer).bind(LIST_MAX).fetch_all(pool).await)?;
+    let sql = "select id, customer_id, amount_cents, currency, status, charge_id, created_at
+                 from payment where account = $1 and customer_id = $2 order by id desc limit $3";
+    let rows: Vec<PaymentRow> = on_database!(&db, |database| {
+        let query = sqlx::query_as(db.sql(sql)).bind(account.as_str()).bind(customer_id).bind(LIST_MAX);
+        query.fetch_all(&database.0).await?
+    });
     Ok(Json(json!({ "payments": rows.into_iter().map(payment_json).collect::<Vec<_>>() })))
 }
 

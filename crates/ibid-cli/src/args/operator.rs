@@ -51,7 +51,7 @@ pub(crate) struct WhichArgs {
 /// One record by its id, or all that match.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct TargetArgs {
-    /// The first 4 to 64 hex digits of the record's id, as logs and `keys list` show it [default: all records that match
+    /// The first 4 to 32 hex digits of the record's id, as logs and `keys list` show it [default: all records that match
     /// the options below, of which at least one must be given]
     #[arg(value_name = "ID")]
     pub(crate) id: Option<String>,
@@ -128,7 +128,7 @@ pub(crate) struct ActArgs {
 /// The subcommands of `ibid effects`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum EffectsCommand {
-    /// List effects, ordered by their place in the outbox
+    /// List effects, ordered by their numbers
     List(EffectsListArgs),
     /// Queue a dead or unknown effect: you confirm that making the call, or repeating it, is right
     Retry(EffectArgs),
@@ -156,8 +156,8 @@ pub(crate) struct EffectsListArgs {
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) limit: u32,
 
-    /// Only after this place, to continue an earlier list
-    #[arg(long, value_name = "PLACE", default_value_t = 0)]
+    /// Continue an earlier list behind this effect, which that list ended with
+    #[arg(long, value_name = "EFFECT", default_value_t = 0)]
     pub(crate) after: i64,
 
     /// Print one JSON array [default: a table]
@@ -171,8 +171,8 @@ pub(crate) struct EffectsListArgs {
 /// Arguments of an action on one effect.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct EffectArgs {
-    /// Its place in the outbox, as `effects list` shows it
-    #[arg(value_name = "PLACE")]
+    /// Its number, as `effects list` shows it
+    #[arg(value_name = "EFFECT")]
     pub(crate) seq: i64,
 
     #[command(flatten)]

@@ -38,6 +38,7 @@ fn print(config: &Config, out: &mut dyn Write) -> Result<(), Failure> {
         ("listen", config.listen.to_string()),
         ("admin_listen", config.admin_listen.to_string()),
         ("store", config.store.to_string()),
+        ("front", config.front.as_ref().map_or("none".to_owned(), |front| front.url.to_string())),
         ("tenant", config.tenant.word()),
     ];
     print_fields(out, &fields)?;
@@ -107,6 +108,10 @@ fn as_json(config: &Config) -> Value {
             "cache_ttl": show_duration(config.store_options.cache_ttl),
             "identity_valid_for": show_duration(config.store_options.identity_valid_for),
         },
+        "front": config.front.as_ref().map(|front| json!({
+            "url": front.url.to_string(),
+            "timeout": show_duration(front.timeout),
+        })),
         "tenant": {
             "from": config.tenant.word(),
             "trusted": config.tenant.trusted.iter().map(ToString::to_string).collect::<Vec<_>>(),

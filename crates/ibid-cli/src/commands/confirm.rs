@@ -16,7 +16,7 @@ pub(super) fn act(args: &ActArgs) -> Result<OperatorAction, Failure> {
     OperatorAction::new(&who, &args.reason).map_err(|error| {
         let hint = match error {
             OperatorActionError::Who => "say who you are with `--who`",
-            OperatorActionError::Reason => "say why with `--reason`: it is stored in the history",
+            _ => "say why with `--reason`: it is stored in the history",
         };
         Failure::usage(error.to_string()).hint(hint)
     })
@@ -30,7 +30,7 @@ fn user() -> Option<String> {
 }
 
 /// Returns the failure of a command without `--yes`, which changes nothing.
-pub(super) fn unconfirmed() -> Failure {
+pub(super) fn not_confirmed() -> Failure {
     Failure::no("nothing was done yet").hint("if that is right, say it again with `--yes`")
 }
 

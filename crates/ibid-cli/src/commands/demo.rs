@@ -13,7 +13,7 @@ use futures_util::FutureExt as _;
 use tokio::net::TcpListener;
 
 use crate::args::{DemoArgs, GatewayArgs};
-use crate::config::{self, Config, EnvVars};
+use crate::config::{self, Config, EnvVars, StoreUrl};
 use crate::gateway::Gateway;
 use crate::open_store::open_store;
 use crate::output::{Failure, Failures, print_line};
@@ -32,20 +32,21 @@ pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<(), Failures> 
         .prefix("ibid-demo-")
         .tempdir()
         .map_err(|error| Failure::world("cannot make a temporary folder").because(error))?;
-    let store = |name: &str| format!("sqlite:{}", folder.path().join(name).display());
-    let (store, payments_store) = (store("ibid.db"), store("payments.db"));
+    let file = |name: &str| format!("sqlite:{}", folder.path().join(name).display());
+    let store = DemoStore::of(args.store.as_deref(), file("ibid.db"))?;
     // Dropped before the folder, so that no task still writes there.
     let runtime = tokio::runtime::Runtime::new()
         .map_err(|error| Failure::world("cannot start the runtime").because(error))?;
     runtime.block_on(async {
         let (api, api_address) = listener().await?;
         tokio::spawn(api::serve(api));
-        let config = gateway_config(&listen, &admin, api_address, &store)?;
+        let config = gateway_config(&listen, &admin, api_address, &store.url)?;
         let gateway = Gateway::start(&config, open_store(&config.store, true).await?).await?;
         let (public_address, admin_address) = gateway.addresses()?;
         let stop = crate::stop_signal()?.boxed().shared();
         let application =
-            Application::start(provider.address, payments.address, &payments_store, stop.clone()).await?;
+            Application::start(provider.address, payments.address, &file("payments.db"), stop.clone())
+                .await?;
         let scene = Scene {
             public: reachable(public_address),
             admin: reachable(admin_address),
@@ -63,6 +64,37 @@ pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<(), Failures> 
         let ((), result) = tokio::join!(gateway.run(stop), application.wait_for_end());
         Ok(result?)
     })
+}
+
+/// The store of the demo's gateway, and how the script names it.
+struct DemoStore {
+    url: String,
+    /// The URL as a word of a shell command.
+    word: String,
+    /// Added to every key, so that a second run on a store that stays is not answered with the first one's responses.
+    key_suffix: String,
+}
+
+impl DemoStore {
+    /// Returns the store at the given URL, or one in `file`.
+    fn of(given: Option<&str>, file: String) -> Result<DemoStore, Failure> {
+        let Some(url) = given.filter(|text| !text.is_empty()) else {
+            return Ok(DemoStore { word: quote(&file), url: file, key_suffix: String::new() });
+        };
+        let parsed = StoreUrl::parse(url).map_err(|mut failure| {
+            failure.message = format!("`--store` {}", failure.message);
+            failure
+        })?;
+        if parsed == StoreUrl::Memory {
+            return Err(Failure::usage("`--store` names a store in memory")
+                .hint("the demo's operator looks at the store from another process: leave the flag out"));
+        }
+        // The script is printed, and a password is not.
+        let has_user = url.split(['/', '?']).any(|part| part.contains('@'));
+        let word = if has_user { "\"$STORE\"".to_owned() } else { quote(url) };
+        let key_suffix = format!("-{}", jiff::Timestamp::now().as_millisecond());
+        Ok(DemoStore { url: url.to_owned(), word, key_suffix })
+    }
 }
 
 /// The address that a part of the demo listens on.

@@ -6,15 +6,21 @@
 use std::io::Write;
 
 use ibid::store::checkup::Checkup;
+#[cfg(feature = "mysql")]
+use ibid::store::mysql::{MysqlOptions, MysqlStore};
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
+#[cfg(feature = "redis")]
+use ibid::store::redis::RedisStore;
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
 use serde_json::json;
 
 use self::findings::Finding;
 use crate::config::{StoreUrl, UpstreamSettings};
-use crate::open_store::{cannot_open_postgres, cannot_open_sqlite};
+use crate::open_store::cannot_open;
 use crate::output::{Failure, print_json, print_table};
 
+#[cfg(feature = "dynamodb")]
+mod dynamodb;
 mod findings;
 mod identity;
 mod lease;
@@ -30,8 +36,8 @@ pub(crate) async fn run(
     as_json: bool,
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
-    let (mut findings, failure) = match checkup(url).await {
-        Ok(checkup) => (findings::of(&checkup, secrets), None),
+    let (mut findings, failure) = match look_at(url, secrets).await {
+        Ok(findings) => (findings, None),
         Err(failure) if failure.exit == crate::output::Exit::Usage => return Err(failure),
         Err(failure) => (vec![findings::unreachable(&failure)], Some(failure)),
     };
@@ -63,15 +69,36 @@ pub(crate) async fn run(
     }
 }
 
+async fn look_at(url: &StoreUrl, secrets: usize) -> Result<Vec<Finding>, Failure> {
+    #[cfg(feature = "dynamodb")]
+    if let StoreUrl::Dynamodb(text) = url {
+        return dynamodb::look_at(url, text, secrets).await;
+    }
+    Ok(findings::of(&checkup(url).await?, secrets))
+}
+
 async fn checkup(url: &StoreUrl) -> Result<Checkup, Failure> {
     match url {
+        #[cfg(feature = "dynamodb")]
+        StoreUrl::Dynamodb(_) => unreachable!("it has its own checks"),
         StoreUrl::Memory => Err(Failure::usage("a store in memory is gone with its process")
             .hint("name the store that the gateway uses with `--store`")),
-        StoreUrl::Sqlite(path) => SqliteStore::checkup(path, SqliteOptions::default())
-            .map_err(|error| cannot_open_sqlite(url, &error)),
+        StoreUrl::Sqlite(path) => {
+            SqliteStore::checkup(path, SqliteOptions::default()).map_err(|error| cannot_open(url, &error))
+        }
         StoreUrl::Postgres(address) => {
             let checkup = PostgresStore::checkup(address.reveal(), PostgresOptions::default()).await;
-            checkup.map_err(|error| cannot_open_postgres(url, &error))
+            checkup.map_err(|error| cannot_open(url, &error))
+        }
+        #[cfg(feature = "redis")]
+        StoreUrl::Redis(address) => {
+            let checkup = RedisStore::checkup(address.reveal()).await;
+            checkup.map_err(|error| cannot_open(url, &error))
+        }
+        #[cfg(feature = "mysql")]
+        StoreUrl::Mysql(address) => {
+            let checkup = MysqlStore::checkup(address.reveal(), MysqlOptions::default()).await;
+            checkup.map_err(|error| cannot_open(url, &error))
         }
     }
 }

@@ -7,7 +7,7 @@ use ibid::outbox::{EffectFilter, EffectState, StoredEffect};
 use ibid_console::rfc3339;
 use serde_json::{Value, json};
 
-use super::confirm::{act, effect_failure, record_failure, unconfirmed};
+use super::confirm::{act, effect_failure, not_confirmed, record_failure};
 use super::keys::{no_state, parse_prefix};
 use crate::args::operator::{EffectArgs, EffectsListArgs};
 use crate::output::{Failure, print_json, print_line, print_table};
@@ -67,7 +67,7 @@ pub(crate) async fn retry(
                 "careful: the provider may have forgotten that key and execute the call a second time",
             )?;
         }
-        return Err(unconfirmed());
+        return Err(not_confirmed());
     }
     let effect = operator.retry(args.seq, &who).await.map_err(effect_failure)?;
     print_done(&effect, args, "retried", out)
@@ -87,7 +87,7 @@ pub(crate) async fn discard(
         if effect.owes {
             print_line(talk, "its record's response waits for it, and would be unknown")?;
         }
-        return Err(unconfirmed());
+        return Err(not_confirmed());
     }
     let effect = operator.discard(args.seq, &who).await.map_err(effect_failure)?;
     print_done(&effect, args, "discarded", out)
@@ -161,4 +161,4 @@ fn effect_json(effect: &StoredEffect) -> Value {
 }
 
 const COLUMNS: [&str; 10] =
-    ["place", "state", "kind", "name", "tries", "tenant", "record", "due", "created", "last error"];
+    ["effect", "state", "kind", "name", "tries", "tenant", "record", "due", "created", "last error"];

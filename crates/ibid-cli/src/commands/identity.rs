@@ -9,7 +9,7 @@ use ibid_core::policy::IdentityRules;
 use ibid_core::store::Store;
 use serde_json::{Value, json};
 
-use super::confirm::unconfirmed;
+use super::confirm::not_confirmed;
 use crate::args::identity::{IdentityChangeArgs, IdentityShowArgs};
 use crate::config::units::show_duration;
 use crate::output::{Failure, print_fields, print_json, print_line};
@@ -20,7 +20,7 @@ pub(crate) async fn show(
     args: &IdentityShowArgs,
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
-    let stored = change::stored(store).await.map_err(|error| unreadable(&error))?;
+    let stored = change::load_setting(store).await.map_err(|error| unreadable(&error))?;
     let setting = stored.ok_or_else(|| change_failure(ChangeError::NotSet))?;
     match args.json {
         true => print_json(out, &setting_json(&setting)),
@@ -35,7 +35,7 @@ pub(crate) async fn change(
     out: &mut dyn Write,
     talk: &mut dyn Write,
 ) -> Result<(), Failure> {
-    let stored = change::stored(store).await.map_err(|error| unreadable(&error))?;
+    let stored = change::load_setting(store).await.map_err(|error| unreadable(&error))?;
     let setting = stored.ok_or_else(|| change_failure(ChangeError::NotSet))?;
     if args.forget_previous {
         return forget(store, &setting, args, out, talk).await;
@@ -56,7 +56,7 @@ pub(crate) async fn change(
             talk,
             format_args!("would be retired: running nodes would answer 503, and this would wait {wait}"),
         )?;
-        return Err(unconfirmed());
+        return Err(not_confirmed());
     }
     let on_wait = |waiting: RetireWait| {
         let line = match waiting {
@@ -89,7 +89,7 @@ async fn forget(
     if !args.yes {
         let count = setting.previous.len();
         print_line(talk, format_args!("would no longer look up the ids of previous identities: {count}"))?;
-        return Err(unconfirmed());
+        return Err(not_confirmed());
     }
     let remainder = change::forget_previous(store).await.map_err(change_failure)?;
     let ForgetReport { forgotten, kept, records, gone_by } = &remainder;
@@ -113,7 +113,7 @@ async fn forget(
 
 fn print_setting(setting: &IdentitySetting, out: &mut dyn Write) -> Result<(), Failure> {
     let mut lines = vec![
-        ("state".to_owned(), meaning(setting).to_owned()),
+        ("state".to_owned(), meaning(setting)),
         ("generation".to_owned(), setting.generation.to_string()),
         ("a node trusts its last look for".to_owned(), show_duration(setting.valid_for)),
     ];
@@ -129,15 +129,19 @@ fn print_setting(setting: &IdentitySetting, out: &mut dyn Write) -> Result<(), F
 }
 
 /// Describes the state in one sentence.
-pub(crate) fn meaning(setting: &IdentitySetting) -> &'static str {
-    match (setting.phase, setting.is_abandoned) {
+pub(crate) fn meaning(setting: &IdentitySetting) -> String {
+    if let Err(closed) = setting.check_open() {
+        return format!("closed: {closed}");
+    }
+    let phase = match (setting.phase, setting.is_abandoned) {
         (IdentityPhase::Active, _) => "active",
         (IdentityPhase::Retiring, _) => "retiring: run `ibid identity change --yes` to its end",
         (IdentityPhase::Retired, false) => "retired: the next start writes its own",
         (IdentityPhase::Retired, true) => {
             "retired and abandoned: the next start writes its own, with any tenant source"
         }
-    }
+    };
+    phase.to_owned()
 }
 
 fn identity_lines(prefix: &str, identity: &StoreIdentity) -> Vec<(String, String)> {
@@ -161,6 +165,7 @@ fn setting_json(setting: &IdentitySetting) -> Value {
     };
     json!({
         "state": setting.phase.name(),
+        "closed": setting.check_open().err().map(|closed| closed.to_string()),
         "abandoned": setting.is_abandoned,
         "generation": setting.generation,
         "valid_for": show_duration(setting.valid_for),
@@ -188,6 +193,7 @@ fn identity_json(identity: &StoreIdentity) -> Value {
 fn unreadable(error: &IdentityError) -> Failure {
     match error {
         IdentityError::Store(error) => Failure::world("cannot read the identity").because_of(error),
+        IdentityError::Closed(mark) => super::copy::explain_closed(mark),
         other => Failure::world("cannot read the identity")
             .because(other)
             .hint("use the ibid that wrote it, or a newer one"),

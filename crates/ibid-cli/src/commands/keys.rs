@@ -5,10 +5,10 @@
 use std::io::Write;
 
 use ibid_console::rfc3339;
-use ibid_core::change::{History, StoredRecord};
+use ibid_core::change::{HistoryLine, StoredRecord};
 use ibid_core::record::{Record, State};
 use ibid_core::response::SavedResponse;
-use ibid_core::scope::IdPrefix;
+use ibid_core::scope::{IdPrefix, RecordId};
 use ibid_core::store::{
     BrowseStore, Cursor, CursorError, Page, PathPattern, RecordFilter, Store, StoreError,
 };
@@ -53,9 +53,11 @@ pub(crate) async fn list(
     }
 }
 
-/// Shows the record whose id begins with these digits. If there are count, lists them and fails.
+/// Shows the record whose id begins with these digits. If there are several, lists them and fails. `load` returns a record
+/// with its response, which a list leaves out.
 pub(crate) async fn show(
     store: &dyn BrowseStore,
+    load: impl AsyncFnOnce(RecordId) -> Result<Option<StoredRecord>, StoreError>,
     args: &KeysShowArgs,
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
@@ -79,10 +81,14 @@ pub(crate) async fn show(
         let failure = Failure::no(format!("no record begins with `{}`", args.id));
         return Err(failure.hint("expired records are removed; `ibid keys list` shows what is there"));
     };
-    let record = &stored.record;
-    let history = store.history(record.id).await.map_err(|error| unreadable(&error))?;
+    let id = stored.record.id;
+    let history = store.history(id).await.map_err(|error| unreadable(&error))?;
+    // The reaper may remove it in between; then the list's copy is shown.
+    let stored = load(id).await.map_err(|error| unreadable(&error))?.unwrap_or(stored);
     if args.json {
         let mut value = record_json(&stored);
+        let response = stored.response.as_ref().and_then(SavedResponse::plain);
+        value["response_bytes"] = response.map(|response| response.body.len()).into();
         value["history"] = history.iter().map(history_json).collect();
         return print_json(out, &value);
     }
@@ -91,8 +97,8 @@ pub(crate) async fn show(
     if history.is_empty() {
         print_line(out, "  nothing out of the ordinary")?;
     }
-    for (at, line) in &history {
-        let text = format!("  {}  {}  {}", rfc3339(*at), line.what.name(), line.detail);
+    for line in &history {
+        let text = format!("  {}  {}  {}", rfc3339(line.at), line.what.name(), line.detail);
         print_line(out, text.trim_end())?;
     }
     Ok(())
@@ -142,7 +148,7 @@ fn fields(stored: &StoredRecord) -> Vec<(&'static str, String)> {
     ];
     let instants = [
         ("last run", record.ran_at),
-        (due_name(record.state), record.due_at),
+        (record.state.due_label(), record.due_at),
         ("completed", record.completed_at),
         ("expires", record.expires_at),
         ("removed", record.purge_at),
@@ -213,8 +219,8 @@ pub(super) fn record_json(stored: &StoredRecord) -> Value {
     })
 }
 
-fn history_json((at, line): &(Timestamp, History)) -> Value {
-    json!({ "at": rfc3339(*at), "what": line.what.name(), "detail": line.detail })
+fn history_json(line: &HistoryLine) -> Value {
+    json!({ "at": rfc3339(line.at), "what": line.what.name(), "detail": line.detail })
 }
 
 fn state_words(stored: &StoredRecord) -> String {
@@ -236,16 +242,6 @@ fn response_words(stored: &StoredRecord) -> String {
         (None, Some(status)) if stored.record.flags.not_retained => format!("{status}, not retained"),
         (None, Some(status)) => status.to_string(),
         (None, None) => "-".to_owned(),
-    }
-}
-
-/// Returns the label of the due instant, which depends on the state.
-fn due_name(state: State) -> &'static str {
-    match state {
-        State::InProgress => "lease until",
-        State::Pending => "claimed by",
-        State::Unknown => "asked again",
-        State::Completed | State::Retryable => "due",
     }
 }
 
@@ -304,7 +300,7 @@ fn parse_cursor(text: &str) -> Result<Cursor, Failure> {
     text.parse().map_err(|error: CursorError| Failure::usage(format!("`--after {text}`: {error}")))
 }
 
-fn unreadable(error: &StoreError) -> Failure {
+pub(super) fn unreadable(error: &StoreError) -> Failure {
     let hint = if error.is_transient() { "try again" } else { "check that this is a store of ibid" };
     Failure::world("cannot read the store").because_of(error).hint(hint)
 }

@@ -2,11 +2,13 @@
 
 pub(crate) mod config_check;
 mod confirm;
+pub(crate) mod copy;
 #[cfg(feature = "demo")]
 pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod effects;
 pub(crate) mod identity;
+pub(crate) mod key_counts;
 pub(crate) mod keys;
 pub(crate) mod ledger;
 pub(crate) mod migrate;

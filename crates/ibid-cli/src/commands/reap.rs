@@ -7,6 +7,7 @@ use ibid_core::store::{Store, StoreError};
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
+use super::copy::check_open;
 use crate::args::ReapArgs;
 use crate::output::{Failure, print_fields, print_json, print_line};
 use crate::progress;
@@ -39,6 +40,7 @@ pub(crate) async fn run(
 
 /// Removes everything that has expired by now.
 async fn reap_all(store: &dyn Store, keep: Retention, is_json: bool) -> Result<ReapStats, Failure> {
+    check_open(store).await?;
     let bar = bar(store, keep, is_json).await.map_err(|error| reap_failure(&error))?;
     let on_progress = |stats: &ReapStats| bar.set_position(rows(stats));
     let all = reap_store(store, keep, on_progress).await.map_err(|error| reap_failure(&error))?;
@@ -51,7 +53,7 @@ async fn bar(store: &dyn Store, keep: Retention, is_json: bool) -> Result<Progre
     if is_json || !progress::is_seen() {
         return Ok(ProgressBar::hidden());
     }
-    let ReapPreview { records, effects, history } = reap_preview(store, keep).await?;
+    let ReapPreview { records, effects, history, .. } = reap_preview(store, keep).await?;
     Ok(progress::bar(Some(records.strip + records.remove + effects + history), is_json))
 }
 
@@ -63,8 +65,7 @@ fn print_stats(stats: &ReapStats, as_json: bool, out: &mut dyn Write) -> Result<
     if as_json {
         return print_json(out, &stats_json(stats));
     }
-    let ReapStats { settled, stripped, removed, effects, history, policies, pages, held, unfinished: _ } =
-        *stats;
+    let ReapStats { settled, stripped, removed, effects, history, policies, pages, held, .. } = *stats;
     let fields = [
         ("never claimed, stored as 408", settled.to_string()),
         ("answers removed, tombstones left", stripped.to_string()),
@@ -79,8 +80,7 @@ fn print_stats(stats: &ReapStats, as_json: bool, out: &mut dyn Write) -> Result<
 }
 
 fn stats_json(stats: &ReapStats) -> Value {
-    let ReapStats { settled, stripped, removed, effects, history, policies, pages, held, unfinished: _ } =
-        *stats;
+    let ReapStats { settled, stripped, removed, effects, history, policies, pages, held, .. } = *stats;
     json!({
         "settled": settled, "stripped": stripped, "removed": removed, "effects": effects,
         "history": history, "policies": policies, "pages": pages, "held": held,
@@ -88,7 +88,7 @@ fn stats_json(stats: &ReapStats) -> Value {
 }
 
 fn print_preview(preview: &ReapPreview, as_json: bool, out: &mut dyn Write) -> Result<(), Failure> {
-    let ReapPreview { records, effects, history } = preview;
+    let ReapPreview { records, effects, history, .. } = preview;
     if as_json {
         let value = json!({
             "stripped": records.strip, "removed": records.remove, "effects": effects, "history": history,

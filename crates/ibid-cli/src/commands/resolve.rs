@@ -6,7 +6,7 @@ use std::io::Write;
 use ibid::operator::{BulkAction, Observation, Operator, OperatorError, RecordFilter, answer};
 use ibid_core::change::StoredRecord;
 
-use super::confirm::{act, record_failure, unconfirmed};
+use super::confirm::{act, not_confirmed, record_failure};
 use super::keys::{parse_prefix, print_records, record_json};
 use super::resolve_bulk;
 use crate::args::operator::{ActArgs, KeysForgetArgs, KeysResolveArgs, TargetArgs, WhichArgs};
@@ -87,7 +87,7 @@ async fn one(
             return Err(record_failure(OperatorError::NotNow { stored: Box::new(one), last }, id, out));
         }
         print_line(talk, format_args!("would be {}, by {}: {}", describe(action), who.who(), who.reason()))?;
-        return Err(unconfirmed());
+        return Err(not_confirmed());
     }
     let done = match action {
         BulkAction::Resolve(observation) => operator.resolve(record, None, observation, &who).await,

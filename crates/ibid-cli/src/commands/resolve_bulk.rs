@@ -8,7 +8,7 @@ use ibid_core::change::StoredRecord;
 use ibid_core::scope::RecordId;
 use serde_json::json;
 
-use super::confirm::{act, store_failure, unconfirmed};
+use super::confirm::{act, not_confirmed, store_failure};
 use super::keys::{filter, print_records};
 use super::resolve::describe;
 use crate::args::operator::{ActArgs, WhichArgs};
@@ -48,7 +48,7 @@ pub(super) async fn run(
             .hint("`ibid keys list` with the same options shows what fits"));
     }
     if !args.yes {
-        return Err(unconfirmed());
+        return Err(not_confirmed());
     }
 
     let bar = progress::bar(Some(count as u64), args.json);

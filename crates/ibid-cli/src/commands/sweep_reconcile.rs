@@ -6,12 +6,13 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid::Ibid;
-use ibid::upkeep::{reconcile_with_progress, sweep_with_progress};
+use ibid::upkeep::{ReconcileStats, reconcile_with_progress, sweep_with_progress};
+use ibid::{Ibid, Settings};
 use ibid_core::store::{Store, StoreError};
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
+use super::copy::check_open;
 use crate::config::StoreUrl;
 use crate::config::units::show_duration;
 use crate::gateway::forward::Forwarder;
@@ -34,14 +35,19 @@ pub(crate) async fn sweep(
     rounds: &Rounds,
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
-    let ibid = Ibid::for_upkeep(store);
+    let ibid = Ibid::for_upkeep(store.clone(), Settings::default());
     rounds.announce(format_args!("settles lapsed leases in {url}"));
     rounds
-        .run(url, out, async || {
+        .run(url, &*store, out, async || {
             let bar = rounds.bar("lapsed leases settled:");
-            let swept = sweep_with_progress(&ibid, |swept| bar.set_position(swept)).await;
+            let mut swept = sweep_with_progress(&ibid, |swept| bar.set_position(swept)).await?;
+            if rounds.wait_if_held_back(swept.held_back).await {
+                let before = swept.settled;
+                let rest = sweep_with_progress(&ibid, |swept| bar.set_position(before + swept)).await?;
+                swept.settled += rest.settled;
+            }
             bar.finish_and_clear();
-            let swept = swept?;
+            let swept = swept.settled;
             Ok((json!({ "swept": swept }), format!("{swept} lapsed leases settled")))
         })
         .await
@@ -55,15 +61,22 @@ pub(crate) async fn reconcile(
     rounds: &Rounds,
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
-    let ibid = Ibid::for_upkeep(store);
+    let ibid = Ibid::for_upkeep(store.clone(), Settings::default());
     ibid.reconcile_with(Arc::new(UpstreamLookup(upstream)));
     rounds.announce(format_args!("asks about unknown records in {url}"));
     rounds
-        .run(url, out, async || {
+        .run(url, &*store, out, async || {
             let bar = rounds.bar("questions asked:");
-            let stats = reconcile_with_progress(&ibid, |stats| bar.set_position(stats.asked)).await;
+            let mut stats = reconcile_with_progress(&ibid, |stats| bar.set_position(stats.asked)).await?;
+            if rounds.wait_if_held_back(stats.held_back).await {
+                let before = stats.asked;
+                let progress = |stats: &ReconcileStats| bar.set_position(before + stats.asked);
+                let rest = reconcile_with_progress(&ibid, progress).await?;
+                stats.asked += rest.asked;
+                stats.settled += rest.settled;
+                stats.dead_letters += rest.dead_letters;
+            }
             bar.finish_and_clear();
-            let stats = stats?;
             let (asked, settled, dead) = (stats.asked, stats.settled, stats.dead_letters);
             let json = json!({ "asked": asked, "settled": settled, "dead_letters": dead });
             Ok((
@@ -88,13 +101,27 @@ impl Rounds {
         eprintln!("ibid: {what}, {often}");
     }
 
+    /// Waits until the records that a single round held back may be handled, and returns `true` if there were any. With an
+    /// interval a later round handles them.
+    async fn wait_if_held_back(&self, held_back: Option<Duration>) -> bool {
+        let (Some(wait), None) = (held_back, self.every) else { return false };
+        let shown = show_duration(wait);
+        eprintln!(
+            "ibid: some wait for {shown}, because a process that has just started can't tell if their owner is alive"
+        );
+        tokio::time::sleep(wait).await;
+        true
+    }
+
     async fn run(
         &self,
         url: &StoreUrl,
+        store: &dyn Store,
         out: &mut dyn Write,
         chore: impl AsyncFn() -> Result<(Value, String), StoreError>,
     ) -> Result<(), Failure> {
         loop {
+            check_open(store).await?;
             let result = chore().await;
             let failed = |error| {
                 Failure::world(format!("cannot use the store at `{url}`"))

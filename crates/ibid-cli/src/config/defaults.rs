@@ -22,6 +22,7 @@ pub(crate) fn default_of(section: &str, key: &str) -> Option<String> {
             ("upstream_http2", json!(false)),
         ],
         "store" => store(),
+        "front" => vec![("timeout", duration(ibid::front::TIMEOUT))],
         "tenant" => vec![("trusted", json!(TRUSTED))],
         "defaults" => rules(),
         "route" => vec![("guard", json!("on"))],
@@ -40,6 +41,7 @@ fn store() -> KeyDefaults {
     let options = StoreOptions::default();
     vec![
         ("url", json!(StoreUrl::default().to_string())),
+        ("durability", json!("durable")),
         ("begin_timeout", duration(options.begin_timeout)),
         ("finish_wait", duration(options.finish_wait)),
         ("cache_bytes", json!(show_size(options.cache_bytes))),

@@ -8,6 +8,8 @@ use crate::output::Failure;
 pub(crate) struct EnvVars {
     /// Value of `IBID_SECRETS`, comma-separated.
     pub(crate) secrets: Option<String>,
+    /// Value of `IBID_FRONT`, unchecked.
+    pub(crate) front: Option<String>,
     /// Value of `IBID_ADMIN_TOKEN`, unchecked.
     pub(crate) admin_token: Option<String>,
     /// Names that begin with `IBID_`.
@@ -62,10 +64,15 @@ impl EnvVars {
                 return Err(failure.hint("write secrets in hex or base64"));
             }
         };
-        // A token that is not UTF-8 is invalid too, and refused later.
-        let admin_token =
-            std::env::var_os("IBID_ADMIN_TOKEN").map(|token| token.to_string_lossy().into_owned());
-        Ok(EnvVars { secrets, admin_token, names: names.filter(|name| name.starts_with("IBID_")).collect() })
+        // A value that is not UTF-8 is invalid too, and refused later.
+        let of = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+        let (front, admin_token) = (of("IBID_FRONT"), of("IBID_ADMIN_TOKEN"));
+        Ok(EnvVars {
+            secrets,
+            front,
+            admin_token,
+            names: names.filter(|name| name.starts_with("IBID_")).collect(),
+        })
     }
 }
 
@@ -80,13 +87,14 @@ pub(super) fn misspelt(names: &[String]) -> Vec<String> {
     misspelt.collect()
 }
 
-const KNOWN: [&str; 12] = [
+const KNOWN: [&str; 13] = [
     "IBID_UPSTREAM",
     "IBID_KEY",
     "IBID_TENANT",
     "IBID_LISTEN",
     "IBID_ADMIN_LISTEN",
     "IBID_STORE",
+    "IBID_FRONT",
     "IBID_CONFIG",
     "IBID_UPSTREAM_HTTP2",
     "IBID_SECRETS",

@@ -77,30 +77,24 @@ fn read(mut section: Section<'_, '_>, reader: &Reader<'_>, one_tenant: bool) -> 
     let of = |value: &String| statuses.iter().find(|(known, _)| known == value).map_or(status, |(_, of)| *of);
     let executed = executed.into_iter().map(|value| (value.clone(), of(&value))).collect();
     let not_executed = section.texts("not_executed").unwrap_or_default();
-    let body = pointer(&mut section, reader, "body").unwrap_or_else(whole);
+    let body = pointer(&mut section, reader, "body").unwrap_or_else(Pointer::whole);
     let event = pointer(&mut section, reader, "event").or_else(|| default_event(scheme.as_ref()));
     let event_time = pointer(&mut section, reader, "event_time");
     section.finish();
-    let mapping = HookMapping {
-        target: target?,
-        outcome: outcome?,
-        executed,
-        not_executed,
-        body,
-        provider_id,
-        event,
-        event_time,
-    };
+    let mapping = HookMapping::new(target?, outcome?).with(|mapping| {
+        mapping.executed = executed;
+        mapping.not_executed = not_executed;
+        mapping.body = body;
+        mapping.provider_id = provider_id;
+        mapping.event = event;
+        mapping.event_time = event_time;
+    });
     Some(Hook { name: name?, scheme: scheme?, secrets, mapping })
 }
 
 /// Returns the default pointer to the event's id: `/id` for Stripe.
 fn default_event(scheme: Option<&SignatureScheme>) -> Option<Pointer> {
     matches!(scheme, Some(SignatureScheme::Stripe)).then(|| Pointer::parse("/id").ok())?
-}
-
-fn whole() -> Pointer {
-    Pointer::parse(BODY).expect("the empty pointer is the whole document")
 }
 
 fn read_scheme(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> Option<SignatureScheme> {
@@ -277,7 +271,7 @@ pub(super) fn defaults() -> KeyDefaults {
         ("not_executed", json!([])),
         ("status", json!(STATUS)),
         ("statuses", json!({})),
-        ("body", json!(BODY)),
+        ("body", json!(Pointer::whole().as_str())),
     ]
 }
 
@@ -290,9 +284,6 @@ const ENCODING: SignatureEncoding = SignatureEncoding::Hex;
 
 /// Default signed text. The sender's time makes an old webhook recognisable.
 const SIGNED: &str = "{timestamp}.{body}";
-
-/// Default pointer to the body: the whole payload.
-const BODY: &str = "";
 
 /// Default status of a response that a provider reported: it is a report, not the result of a handler.
 const STATUS: u16 = 200;

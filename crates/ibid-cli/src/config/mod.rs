@@ -9,7 +9,6 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use http::uri::Scheme;
 use http::{Method, Uri};
 use ibid::Settings;
 use ibid::upkeep::{Retention, Schedule};
@@ -19,19 +18,24 @@ use ibid_core::store::Tiers;
 use toml::de::DeTable;
 
 use crate::args::{DoctorArgs, GatewayArgs, ReconcileArgs, StoreArgs};
-use crate::gateway::tenant::{TenantConfig, TenantConfigError, TenantFrom, parse_net};
+use crate::gateway::tenant::TenantConfig;
 use crate::gateway::upstream_tls::TlsSettings;
 use crate::output::{Failure, Failures};
+use addresses::{check_addresses, read_address, read_upstream};
 use policy::Overlay;
 use route::RouteDraft;
+use store_section::{read_store, read_store_section};
+use tenant::read_tenant;
 use toml_reader::{Reader, Section};
 use warnings::ConfigWarning;
 
+mod addresses;
 mod cors;
 pub(crate) mod defaults;
 mod env;
 mod fingerprint;
 mod forward_key;
+mod front;
 mod header_names;
 mod hook;
 mod hook_target;
@@ -44,6 +48,8 @@ mod route;
 pub(crate) mod schema;
 mod server;
 mod store;
+mod store_section;
+mod tenant;
 #[cfg(test)]
 mod tests;
 mod toml_reader;
@@ -51,7 +57,10 @@ pub(crate) mod units;
 mod upstream_tls;
 mod warnings;
 
+#[cfg(feature = "demo")]
+pub(crate) use addresses::parse_address;
 pub(crate) use env::{EnvVars, LogSettings};
+pub(crate) use front::FrontConfig;
 pub(crate) use server::ServerConfig;
 pub(crate) use store::StoreUrl;
 
@@ -72,6 +81,8 @@ pub(crate) struct Config {
     pub(crate) store: StoreUrl,
     /// Time-outs and cache of the store.
     pub(crate) store_options: StoreOptions,
+    /// A cache in front of the store, which all gateways share.
+    pub(crate) front: Option<FrontConfig>,
     /// The source of the tenant of a request.
     pub(crate) tenant: TenantConfig,
     /// The rules of every guarded request that matches no route.
@@ -295,6 +306,7 @@ fn assemble(
     let file_http2 = root.boolean("upstream_http2");
     let upstream_tls = upstream_tls::read(root, reader, upstream.as_ref());
     let (store, store_options) = read_store_section(root, reader, flags);
+    let front = front::read(root, reader, variables, store_options.begin_timeout);
     let tenant = read_tenant(root, reader, flags, &mut warnings);
     let one_tenant = tenant.as_ref().is_none_or(TenantConfig::is_none);
     let (defaults, pass_timeout, routes) = read_routes(root, reader, flags, one_tenant, &mut warnings);
@@ -325,6 +337,7 @@ fn assemble(
         upstream_http2: flags.upstream_http2.or(file_http2).unwrap_or(false),
         store: store?,
         store_options,
+        front,
         tenant: tenant?,
         defaults,
         pass_timeout,
@@ -386,78 +399,6 @@ fn setting(
     Some((in_file?, format!("{}: `{key}`", reader.place(line)), line))
 }
 
-fn read_upstream(root: &mut Section<'_, '_>, reader: &Reader<'_>, flags: &GatewayArgs) -> Option<Uri> {
-    let flag = non_empty(&flags.upstream).map(|value| (value, "--upstream", "IBID_UPSTREAM"));
-    let Some((text, place, line)) = setting(root, reader, "upstream", flag) else {
-        if root.line_of("upstream").is_none() {
-            let failure = Failure::usage("the gateway needs an upstream: the API behind it");
-            let hint = "give `--upstream http://127.0.0.1:3000`, `IBID_UPSTREAM`, or `upstream` in the file";
-            reader.keep(0, failure.hint(hint));
-        }
-        return None;
-    };
-    match parse_upstream(&text) {
-        Ok(uri) => Some(uri),
-        Err(failure) => {
-            reader.keep(line, at(&place, failure));
-            None
-        }
-    }
-}
-
-fn parse_upstream(text: &str) -> Result<Uri, Failure> {
-    let form = "write for example `http://127.0.0.1:3000`";
-    let scheme = text.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
-    // Messages don't repeat the text, because it may contain a password.
-    if !matches!(scheme.as_deref(), Some("http" | "https")) {
-        return Err(Failure::usage("must be an absolute `http://` or `https://` URL")
-            .because("it does not begin with `http://` or `https://`")
-            .hint(form));
-    }
-    let uri: Uri = text.parse().map_err(|error| Failure::usage("is not a URL").because(error).hint(form))?;
-    if uri.query().is_some() || text.contains('#') {
-        return Err(Failure::usage("must not have a query or a fragment: requests bring their own"));
-    }
-    match uri.authority() {
-        Some(authority) if authority.as_str().contains('@') => {
-            Err(Failure::usage("must not have a user or password: requests bring their own credentials"))
-        }
-        Some(authority) if !authority.host().is_empty() => Ok(uri),
-        _ => Err(Failure::usage("must name a host").hint(form)),
-    }
-}
-
-fn read_address(
-    root: &mut Section<'_, '_>,
-    reader: &Reader<'_>,
-    key: &'static str,
-    flag: &'static str,
-    variable: &'static str,
-    value: &Option<String>,
-    default: &'static str,
-) -> Option<SocketAddr> {
-    let value = setting(root, reader, key, non_empty(value).map(|value| (value, flag, variable)));
-    let (text, place, line) = match value {
-        Some(value) => value,
-        // The key exists with another type, which has been reported.
-        None if root.line_of(key).is_some() => return None,
-        None => (default.to_owned(), String::new(), 0),
-    };
-    let parsed = parse_address(&text);
-    if let Err(failure) = &parsed {
-        reader.keep(line, at(&place, failure.clone()));
-    }
-    parsed.ok()
-}
-
-/// Parses an address and a port. Refuses `localhost` and a bare port, because the address would be a guess.
-pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, Failure> {
-    text.parse().map_err(|_| {
-        Failure::usage(format!("must be an address and a port, not `{text}`"))
-            .hint("write for example `127.0.0.1:8080`, `0.0.0.0:8080` or `[::]:8080`")
-    })
-}
-
 /// Refuses routes that need what the store lacks.
 fn check_tiers(tiers: Tiers, defaults: &Policy, routes: &[RouteConfig], reader: &Reader<'_>) {
     if let Some(problem) = tiers.refusal(defaults) {
@@ -466,134 +407,6 @@ fn check_tiers(tiers: Tiers, defaults: &Policy, routes: &[RouteConfig], reader: 
     for route in routes.iter().filter(|route| route.guard) {
         if let Some(problem) = tiers.refusal(&route.policy) {
             reader.refuse(route.line, format!("`{}` {problem}", route.pattern));
-        }
-    }
-}
-
-fn check_addresses(
-    listen: SocketAddr,
-    admin: SocketAddr,
-    upstream: Option<&Uri>,
-    reader: &Reader<'_>,
-    warnings: &mut Vec<String>,
-) {
-    if listen == admin && listen.port() != 0 {
-        let failure = Failure::usage(format!("`listen` and `admin_listen` are both `{listen}`"));
-        reader.keep(0, failure.hint("give each a different address"));
-    }
-    let usual_port = if upstream.and_then(Uri::scheme) == Some(&Scheme::HTTPS) { 443 } else { 80 };
-    let port = upstream.and_then(|uri| uri.port_u16()).unwrap_or(usual_port);
-    let host = upstream.and_then(Uri::host).unwrap_or("").trim_matches(['[', ']']);
-    let is_this_host = host == "localhost" && listen.ip().is_loopback();
-    let is_self = is_this_host || host.parse() == Ok(listen.ip());
-    if is_self && port == listen.port() {
-        let failure = Failure::usage(format!("`upstream` is `{listen}`, where the gateway itself listens"));
-        reader
-            .keep(0, failure.hint("every request would loop back to the gateway: give the API another port"));
-    }
-    if !admin.ip().is_loopback() {
-        warnings.push(format!(
-            "`admin_listen` is `{admin}`, which other hosts may reach: keep it where only operators can connect"
-        ));
-    }
-}
-
-fn read_store_section(
-    root: &mut Section<'_, '_>,
-    reader: &Reader<'_>,
-    flags: &GatewayArgs,
-) -> (Option<StoreUrl>, StoreOptions) {
-    let mut section = root.section("store", "store");
-    let url = read_store(&mut section, reader, non_empty(&flags.store));
-    let usual = StoreOptions::default();
-    let options = StoreOptions {
-        begin_timeout: section.positive("begin_timeout").unwrap_or(usual.begin_timeout),
-        finish_wait: section.positive("finish_wait").unwrap_or(usual.finish_wait),
-        cache_bytes: section.size("cache_bytes").unwrap_or(usual.cache_bytes),
-        cache_ttl: section.positive("cache_ttl").unwrap_or(usual.cache_ttl),
-        identity_valid_for: section.seconds("identity_valid_for").unwrap_or(usual.identity_valid_for),
-    };
-    section.finish();
-    (url, options)
-}
-
-fn read_store(section: &mut Section<'_, '_>, reader: &Reader<'_>, flag: Option<&str>) -> Option<StoreUrl> {
-    let flag = flag.map(|value| (value, "--store", "IBID_STORE"));
-    let Some((text, place, line)) = setting(section, reader, "url", flag) else {
-        return section.line_of("url").is_none().then(StoreUrl::default);
-    };
-    let parsed = StoreUrl::parse(&text);
-    if let Err(failure) = &parsed {
-        reader.keep(line, at(&place, failure.clone()));
-    }
-    parsed.ok()
-}
-
-fn read_tenant(
-    root: &mut Section<'_, '_>,
-    reader: &Reader<'_>,
-    flags: &GatewayArgs,
-    warnings: &mut Vec<String>,
-) -> Option<TenantConfig> {
-    let mut section = root.section("tenant", "tenant");
-    let flag = non_empty(&flags.tenant).map(|value| (value, "--tenant", "IBID_TENANT"));
-    let from = setting(&mut section, reader, "from", flag);
-    let is_mistyped = from.is_none() && section.line_of("from").is_some();
-    let trusted = section.texts("trusted");
-    let trusted_line = section.line_of("trusted").unwrap_or(section.line);
-    section.finish();
-
-    let mut nets = Vec::new();
-    for text in trusted.iter().flatten() {
-        match parse_net(text) {
-            Some(net) if net.prefix_len() == 0 => {
-                warnings.push(format!(
-                    "{}: `trusted` holds `{text}`: everyone may say whose request it is and where it came from",
-                    reader.place(trusted_line)
-                ));
-                nets.push(net);
-            }
-            Some(net) => nets.push(net),
-            None => reader.refuse_with_hint(
-                trusted_line,
-                format!("`trusted` holds `{text}`, which is no network or address"),
-                "write for example \"10.0.0.0/8\" or \"192.0.2.7\"; names are not looked up",
-            ),
-        }
-    }
-    let Some((text, place, line)) = from else {
-        if !is_mistyped {
-            let failure = Failure::usage("the gateway needs to know whose keys they are: no tenant is configured")
-                .because("two clients may choose the same key, and without a tenant one would get the other's answer")
-                .hint(
-                    "give `--tenant header:x-tenant-id`, `--tenant authorization`, or `--tenant none` if there is \
-                     one tenant; or `IBID_TENANT`, or `from` under `[tenant]` in the file",
-                );
-            reader.keep(0, failure);
-        }
-        return None;
-    };
-    match TenantConfig::parse(&text) {
-        Ok(mut how) => {
-            let by_header = matches!(how.from, TenantFrom::Header(_));
-            if trusted.as_ref().is_some_and(Vec::is_empty) && by_header {
-                reader.refuse(trusted_line, "`trusted` is empty: then no hop's tenant header is trusted");
-            }
-            if trusted.is_some() {
-                how.trusted = nets;
-            }
-            Some(how)
-        }
-        Err(error) => {
-            let hint = match &error {
-                TenantConfigError::NotYet(_) => {
-                    "let a proxy authenticate and name the tenant in a header: `header:NAME`"
-                }
-                TenantConfigError::HeaderTaken(name) if name == "authorization" => "write `authorization`",
-                _ => "use `header:NAME`, `authorization` or `none`",
-            };
-            reader.keep(line, Failure::usage(format!("{place} can't be used: {error}")).hint(hint));
-            None
         }
     }
 }

@@ -165,11 +165,7 @@ impl Overlay {
 /// Combines layers, the weakest first, into a policy.
 pub(super) fn resolve(layers: &[&Overlay]) -> Policy {
     let profile = layers.iter().rev().find_map(|layer| layer.profile).unwrap_or(Profile::Ietf);
-    let mut policy = match profile {
-        Profile::Ietf => Policy::default(),
-        Profile::Stripe => Policy::stripe(),
-        Profile::Repeatability => Policy::repeatability(),
-    };
+    let mut policy = Policy::from(profile);
     layers.iter().for_each(|layer| layer.apply(&mut policy));
     policy
 }

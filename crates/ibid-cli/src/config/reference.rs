@@ -57,6 +57,7 @@ fn every_listed_key_is_read() {
     text.push_str("admin_listen = \"127.0.0.1:2\"\nupstream_http2 = true\n");
     for section in [
         "store",
+        "front",
         "tenant",
         "fingerprint",
         "defaults",
@@ -68,6 +69,9 @@ fn every_listed_key_is_read() {
         "cors",
         "server",
     ] {
+        if section == "front" && !cfg!(feature = "redis") {
+            continue;
+        }
         writeln!(text, "[{section}]").unwrap();
         let name = section.trim_matches(['[', ']']);
         // A hook is for records or for effects: there is one of each, with different names.
@@ -89,6 +93,7 @@ fn every_listed_key_is_read() {
 
 fn example(section: &str, key: &str, default: Option<String>) -> String {
     let value = match (section, key) {
+        ("front", "url") => "\"redis://127.0.0.1/\"",
         ("tenant", "from") => "\"header:x-tenant-id\"",
         ("fingerprint", "secrets") => "[\"0123456789abcdef\"]",
         ("defaults", "max_request_age" | "retry_horizon") => "\"24h\"",
@@ -206,9 +211,9 @@ where a route says so. Only `guard = \"off\"` exempts. [What is guarded](../conc
 const CONFIGURATION_TAIL: &str = "
 ## Not in this release
 
-`[limits]`, `on_lapse = \"resume\"` (the library has it), the tenant sources `jwt` and `forward-auth:`, profiles other than `ietf`,
-`stripe` and `repeatability`, and stores other than `sqlite:`, `postgres:` and `memory:`. Each is refused with a message, never silently
-ignored.
+`[limits]`, `on_lapse = \"resume\"` (the library has it), the tenant sources `jwt` and `forward-auth:`, and profiles other than `ietf`,
+`stripe` and `repeatability`. Each is refused with a message, never silently ignored. So is a store that the binary was built
+without: the message names the feature to build it with.
 ";
 
 const CLI_HEAD: &str = "\

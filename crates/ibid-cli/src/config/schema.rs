@@ -60,9 +60,10 @@ const fn key(section: &'static str, key: &'static str, kind: &'static str, why: 
 }
 
 /// Names of the tables at the top level.
-const TABLES: [&str; 11] = [
+const TABLES: [&str; 12] = [
     "upstream_tls",
     "store",
+    "front",
     "tenant",
     "defaults",
     "route",

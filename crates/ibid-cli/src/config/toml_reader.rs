@@ -329,7 +329,7 @@ impl<'r, 'd> Section<'r, 'd> {
             let title = schema::title(self.name);
             let problem = format!("{}: `{name}` is not a key of {title}", self.reader.place(line));
             let failure = Failure::usage(problem)
-                .because("a key that is taken and ignored would be a rule that nobody keeps")
+                .because("a key that is accepted and ignored would be a rule without effect")
                 .hint(self.unknown_hint(name));
             self.reader.keep(line, failure);
         }

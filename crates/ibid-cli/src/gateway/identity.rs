@@ -9,7 +9,9 @@ use ibid::identity::{IdentityError, tenant_secret};
 use ibid_core::fingerprint::Secret;
 use ibid_core::store::{Store, StoreError};
 
+use crate::commands::copy::explain_closed;
 use crate::config::Config;
+use crate::front::open_front;
 use crate::output::Failure;
 
 /// Starts the engine under the identity of the configuration.
@@ -23,7 +25,12 @@ pub(super) async fn start(
     let failed = |error: StoreError| super::start_failure(config, &StartError::Store(error));
     let secret = tenant_secret(&*store).await.map_err(failed)?;
     let identity = routes.identity(&config.tenant.word()).with_tenant_secret(secret.id());
-    let settings = super::settings(config)?.with(|settings| settings.identity = identity);
+    let front = match &config.front {
+        Some(front) => Some(open_front(front, &*store).await?),
+        None => None,
+    };
+    let settings =
+        super::settings(config)?.with(|settings| (settings.identity, settings.front) = (identity, front));
     let ibid = Ibid::start(store, settings).await.map_err(|error| super::start_failure(config, &error))?;
     Ok((ibid, secret))
 }
@@ -46,6 +53,7 @@ pub(super) fn identity_failure(error: &IdentityError) -> Failure {
                 "wait until its records have expired; or run `ibid identity change --abandon`, which says how many \
                  keys could run again; or give this gateway a separate store",
             ),
+        IdentityError::Closed(mark) => explain_closed(mark),
         other => Failure::world("cannot read the identity of this store")
             .because(other)
             .hint("use the ibid that wrote it, or a newer one"),

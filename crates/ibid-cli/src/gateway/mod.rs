@@ -59,6 +59,7 @@ use ibid_core::proof::Hop;
 use ibid_core::store::{Store, Tiers};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinError, JoinHandle};
 use tokio::time::Instant;
 use tower::Layer;
 use tower_service::Service;
@@ -183,11 +184,11 @@ impl Gateway {
         let (draining, drained) = watch::channel(false);
         let pages = admin::Pages::new(self.ibid.clone(), self.metrics, self.console, draining.subscribe());
         let admin = tokio::spawn(server::serve(self.admin, pages, ADMIN_LIMITS, until(drained.clone())));
-        let (ibid, schedule) = (self.ibid.clone(), self.schedule);
-        let chores = tokio::spawn(async move {
-            if let Some(schedule) = schedule {
-                upkeep::run(ibid, schedule).await;
-            }
+        let chores = self.schedule.map(|schedule| tokio::spawn(upkeep::run(self.ibid.clone(), schedule)));
+        let chores = chores.map(|chores| {
+            let handle = chores.abort_handle();
+            tokio::spawn(report_end_of(chores));
+            handle
         });
         let stop_requested_at = std::cell::Cell::new(None);
         let shutdown = async {
@@ -195,7 +196,7 @@ impl Gateway {
             tracing::info!("draining");
             stop_requested_at.set(Some(Instant::now()));
             // Another node, or this one after its next start, delivers requests that are accepted from here on.
-            chores.abort();
+            chores.iter().for_each(AbortHandle::abort);
             draining.send_replace(true);
         };
         let stats = server::serve_behind(self.door, self.public, self.app, self.limits, shutdown).await;
@@ -206,6 +207,14 @@ impl Gateway {
         let quiet = tokio::time::timeout_at(until, self.ibid.settled()).await.is_ok();
         admin.abort();
         tracing::info!(finished = stats.finished, cut = stats.cut, quiet, "stopped");
+    }
+}
+
+/// Logs an end of the chores that was not asked for: lapsed, unknown, accepted and expired records then stay as they are.
+async fn report_end_of(chores: JoinHandle<()>) {
+    let ended = chores.await;
+    if !ended.as_ref().is_err_and(JoinError::is_cancelled) {
+        tracing::error!(?ended, "upkeep ended; restart this process, or leave upkeep to another");
     }
 }
 
@@ -256,7 +265,7 @@ impl Service<Request<Incoming>> for Gate {
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
         let (mut head, body) = request.into_parts();
         if let Err(refusal) = fields::check(&head) {
-            return Box::pin(std::future::ready(Ok(ibid::http::refused(refusal, self.rules.profile))));
+            return Box::pin(std::future::ready(Ok(ibid::http::render_refusal(refusal, self.rules.profile))));
         }
         if let Some(connection) = head.extensions.get::<Arc<Connection>>() {
             self.rules.clean(&mut head.headers, connection);
@@ -480,8 +489,8 @@ fn start_failure(config: &Config, error: &StartError) -> Failure {
                 "keep the old secret after the new one in `secrets` until the last of its records has expired",
             )
         }
-        StartError::Secrets(_) => {
-            Failure::usage("the fingerprint secrets can't be used").because(error).hint("check `secrets`")
+        StartError::Secrets(why) => {
+            Failure::usage("the fingerprint secrets can't be used").because(why).hint("check `secrets`")
         }
         // A reason that this version does not know.
         _ => Failure::world("cannot start").because_of(error),

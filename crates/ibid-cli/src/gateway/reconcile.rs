@@ -49,11 +49,11 @@ async fn ask(mut forwarder: Forwarder, doubtful: &UnknownRequest) -> Option<Look
         if let Some(status) = question.status.and_then(|status| StatusCode::from_u16(status).ok()) {
             *response.status_mut() = status;
         }
-        return Some(ibid::http::executed(response, &doubtful.policy).await);
+        return Some(ibid::http::read_lookup(response, &doubtful.policy).await);
     }
     if question.not_executed.contains(&status) {
         // A response whose body was cut off proves nothing, whatever its status.
-        let result = ibid::http::executed(response, &doubtful.policy).await;
+        let result = ibid::http::read_lookup(response, &doubtful.policy).await;
         return (result != LookupResult::Nothing).then_some(LookupResult::NotExecuted);
     }
     tracing::warn!(record = %doubtful.short, status, "the upstream answered neither `executed` nor `not_executed`");
@@ -95,7 +95,7 @@ fn request(question: &Question, filling: &Filling) -> Option<Request<Empty<Bytes
 fn names_in(pattern: &str, sent: &str) -> Option<Vec<(String, String)>> {
     let mut router = matchit::Router::new();
     router.insert(path::normalized_pattern(pattern), ()).ok()?;
-    let path = path::normalized(sent);
+    let path = path::normalize(sent);
     let other = path::other_trailing_slash(&path).unwrap_or_default();
     let route = router.at(&path).or_else(|_| router.at(&other)).ok()?;
     Some(route.params.iter().map(|(name, raw)| (name.to_owned(), raw.to_owned())).collect())
@@ -115,7 +115,7 @@ impl Filling {
         Filling { key: doubtful.key.as_str().to_owned(), tenant: doubtful.tenant.as_str().to_owned(), names }
     }
 
-    /// Returns the value of a placeholder, percent_decode.
+    /// Returns the value of a placeholder, percent-decoded.
     fn value(&self, name: &str) -> Option<Vec<u8>> {
         match name {
             "key" => Some(self.key.as_bytes().to_vec()),

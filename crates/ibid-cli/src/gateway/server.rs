@@ -90,6 +90,9 @@ where
     loop {
         // The socket first and the slot second, so that an idle connection is closed only when a client waits. At most one
         // socket waits here without a slot; the others wait in the kernel's accept queue, where they cost nothing.
+        //
+        // Invariant: only a shutdown drops this future, because an accepted socket that waits for its slot is closed with
+        // it, and its client gets no response.
         let next = async {
             let accepted = accept(&listener).await;
             (accepted, door.connections.slot().await)
@@ -98,9 +101,9 @@ where
             biased;
             () = &mut shutdown => break,
             next = next => next,
-            // Reap tasks as they end. Otherwise the set would grow with every connection.
-            Some(_) = connections.join_next() => continue,
         };
+        // Reap the tasks that have ended. Otherwise the set would grow with every connection.
+        while connections.try_join_next().is_some() {}
         let conversation =
             Conversation { stream, slot, registered: door.connections.open(peer), drains: drains.clone() };
         connections.spawn(conversation.run(

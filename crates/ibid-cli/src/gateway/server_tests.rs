@@ -59,6 +59,25 @@ async fn a_connection_over_the_bound_waits_while_all_are_busy() {
     assert_eq!(server.calls.load(Ordering::SeqCst), 2);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn every_client_over_the_bound_gets_its_response() {
+    let server = Server::start(ServerLimits { connections_max: 2, ..ServerLimits::default() }).await;
+    let mut clients = tokio::task::JoinSet::new();
+    for _ in 0..16 {
+        let addr = server.addr;
+        clients.spawn(async move {
+            for _ in 0..100 {
+                // Leaves at once, so that slots become free while other clients wait for one.
+                assert_eq!(Client::connect(addr).await.call(&TestRequest::get("/")).await.status, 200);
+            }
+        });
+    }
+    while let Some(ended) = clients.join_next().await {
+        ended.expect("every client got its response");
+    }
+    assert_eq!(server.calls.load(Ordering::SeqCst), 1600);
+}
+
 #[tokio::test]
 async fn a_client_without_a_request_is_hung_up_on() {
     let limits = ServerLimits { first_head_for: SHORT, ..ServerLimits::default() };

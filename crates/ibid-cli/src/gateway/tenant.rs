@@ -204,7 +204,7 @@ fn tenant_of_credential(line: &[u8], secret: &Secret) -> Result<Tenant, TenantRe
     // Keyed, because the name is readable in every record: without the secret, a weak password can't be guessed from it.
     let digest = secret.digest(&[b"ibid tenant of credential 2", &scheme, credential]);
     // 128 bits: finding a second credential with the same name is infeasible, and the name stays short in tables.
-    let hex: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    let hex = ibid_core::hex::encode(&digest[..16]);
     Tenant::new(&format!("cred-{hex}")).map_err(|_| TenantRefusal::Invalid)
 }
 
@@ -436,7 +436,7 @@ mod tests {
             TenantConfig::parse("forward-auth:http://a"),
             Err(TenantConfigError::NotYet("forward-auth"))
         );
-        for text in ["", "header", "Header:x", "nobody", "jwt:x", "none:x"] {
+        for text in ["", "header", "Header:x", "other", "jwt:x", "none:x"] {
             assert_eq!(TenantConfig::parse(text), Err(TenantConfigError::Unknown(text.into())), "{text}");
         }
         assert!(matches!(TenantConfig::parse("header:"), Err(TenantConfigError::HeaderName(_))));

@@ -241,7 +241,7 @@ async fn only_one_of_two_operators_settles_a_record(on: On) {
         assert_eq!(acts(&life).len(), 1, "{life}");
     }
 }
-on_every_store!(only_one_of_two_operators_settles_a_record);
+on_every_store!(only_one_of_two_operators_settles_a_record and mysql);
 
 async fn a_bulk_act_settles_only_previewed_records(on: On) {
     let upstream = Upstream::start().await;

@@ -5,20 +5,21 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use ibid_testkit::postgres::Postgres;
 use serde_json::Value;
 
 #[test]
 fn every_line_of_the_demo_shows_what_it_says() {
-    let demo = Demo::start();
+    let demo = Demo::start(&[]);
     let lines: Vec<&str> = demo.lines().collect();
     assert_eq!(lines.len(), 10 + 7, "{}", demo.script);
     assert_eq!(lines.iter().filter(|line| line.contains("curl ")).count(), 9 + 7);
-    gateway(lines[..10].try_into().expect("ten lines"));
+    gateway(lines[..10].try_into().expect("ten lines"), "");
     application(lines[10..].try_into().expect("seven lines"));
     demo.stop();
 }
 
-fn gateway([first, again, other, both, lost, retry, list, status, metrics, keys]: [&str; 10]) {
+fn gateway([first, again, other, both, lost, retry, list, status, metrics, keys]: [&str; 10], suffix: &str) {
     let paid = answers(first);
     assert_eq!((paid[0].status, paid[0].replayed), (201, false));
     assert_eq!(paid[0].body["id"], "pay_1");
@@ -47,7 +48,7 @@ fn gateway([first, again, other, both, lost, retry, list, status, metrics, keys]
     assert_eq!(paid["count"], 3);
     let under: Vec<_> =
         paid["payments"].as_array().expect("a list").iter().map(|one| &one["idempotencyKey"]).collect();
-    assert_eq!(under, ["\"order-1\"", "\"order-2\"", "\"order-3\""]);
+    assert_eq!(under, [1, 2, 3].map(|number| Value::from(format!("\"order-{number}{suffix}\""))).each_ref());
 
     let status: Value = serde_json::from_str(&shell(status)).expect("the status page is JSON");
     assert_eq!((&status["state"], &status["attempts"]), (&"unknown".into(), &1.into()));
@@ -97,9 +98,52 @@ fn application([first, until, again, other, ride, ride_again, charges]: [&str; 7
     assert_eq!(charged_for, [&pending[0].body["paymentId"], &ridden[0].body["rideId"]]);
 }
 
+/// A second run on the same store shows the same, because its keys are new.
+#[test]
+fn the_demo_runs_on_a_store_that_stays() {
+    let server = Postgres::shared();
+    for _ in 0..2 {
+        shows_the_gateway_on(&server.url());
+    }
+}
+
+#[cfg(feature = "mysql")]
+#[test]
+fn the_demo_runs_on_mysql() {
+    shows_the_gateway_on(&ibid_testkit::mariadb::MariaDb::shared().url());
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn the_demo_runs_on_redis() {
+    shows_the_gateway_on(&ibid_testkit::redis::Redis::start().url());
+}
+
+fn shows_the_gateway_on(url: &str) {
+    let demo = Demo::start(&["--store", url]);
+    let has_user = url.contains('@');
+    assert_eq!(demo.script.contains(url), !has_user, "such a URL may have a password: {}", demo.script);
+    let suffix = demo.script.split("order-1").nth(1).and_then(|rest| rest.split('"').next());
+    let suffix = suffix.expect("a key with a suffix").to_owned();
+    assert!(suffix.starts_with('-'), "{suffix}");
+    let lines: Vec<String> =
+        demo.lines().take(10).map(|line| line.replace("\"$STORE\"", &format!("'{url}'"))).collect();
+    let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+    gateway(lines.try_into().expect("ten lines"), &suffix);
+    demo.stop();
+}
+
+#[test]
+fn a_demo_on_a_store_in_memory_is_refused() {
+    let output = ibid(&["demo", "--store", "memory:"]).output().expect("it starts");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("`--store` names a store in memory"), "{stderr}");
+}
+
 #[test]
 fn the_stores_go_when_the_demo_ends() {
-    let demo = Demo::start();
+    let demo = Demo::start(&[]);
     let (_, store) = demo.script.split_once("--store 'sqlite:").expect("the store is named");
     let folder =
         Path::new(store.split('\'').next().expect("a quoted path")).parent().expect("a folder").to_owned();
@@ -137,8 +181,9 @@ struct Demo {
 }
 
 impl Demo {
-    fn start() -> Demo {
+    fn start(more: &[&str]) -> Demo {
         let child = ibid(&["demo"])
+            .args(more)
             .args(LISTENS.iter().flat_map(|flag| [flag, "127.0.0.1:0"]))
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

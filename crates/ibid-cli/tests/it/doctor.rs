@@ -55,7 +55,7 @@ fn a_healthy_file_is_well() {
     says(&table, 0, "role", "ok", "takes writes");
     says(&table, 0, "fingerprint secret", "ok", "none made yet");
     says(&table, 0, "identity", "ok", "the first start writes it");
-    says(&table, 0, "open cases", "ok", "nothing waits for a person");
+    says(&table, 0, "open cases", "ok", "nothing waits for an operator");
     assert!(table.stderr.is_empty(), "{table:?}");
 
     let (json, results) = results(&setup.ibid(&["doctor", "--json", "--store", &url]));
@@ -91,6 +91,9 @@ fn a_file_from_the_future_is_bad() {
     assert!(setup.ibid(&["migrate", "--store", &setup.store()]).status.success());
     let file = rusqlite::Connection::open(setup.database()).expect("the file opens");
     file.execute("update ibid_meta set value = cast('99' as blob) where name = 'schema'", []).expect("a row");
+    says(&doctor(&setup, &setup.store()), 0, "schema", "ok", "this ibid can use it");
+    let contracts = "update ibid_meta set value = cast('99' as blob) where name = 'schema_needs'";
+    file.execute(contracts, []).expect("a row");
     says(&doctor(&setup, &setup.store()), 1, "schema", "bad", "from the future");
 }
 
@@ -136,7 +139,7 @@ fn a_server_that_the_gateway_refuses_is_described() {
         text(&weak.stderr).starts_with("error: 2 things are not as they should be at `postgres://"),
         "{weak:?}"
     );
-    let accepted = doctor(&setup, &format!("{}?accept_weak_durability=true", server.url()));
+    let accepted = doctor(&setup, &format!("{}?durability=weak", server.url()));
     says(&accepted, 1, "durability", "warning", "what ran once may run again");
 }
 
@@ -164,7 +167,7 @@ fn commits_that_wait_for_a_missing_standby_are_bad() {
     let server = Postgres::start();
     let setup = Setup::before("");
     assert!(setup.ibid(&["migrate", "--store", &server.url()]).status.success());
-    server.set("synchronous_standby_names", "nobody");
+    server.set("synchronous_standby_names", "absent");
     says(&doctor(&setup, &server.url()), 1, "replication", "bad", "every commit waits");
 }
 

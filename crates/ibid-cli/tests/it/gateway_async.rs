@@ -257,7 +257,7 @@ async fn a_kill_between_202_and_delivery_loses_nothing(on: On) {
     assert_eq!((upstream.executions("k"), upstream.deliveries_begun()), (1, 1));
 }
 
-on_every_store!(a_kill_during_delivery_is_unknown_and_nothing_is_done_twice);
+on_every_store!(a_kill_during_delivery_is_unknown_and_nothing_is_done_twice and mysql and redis);
 async fn a_kill_during_delivery_is_unknown_and_nothing_is_done_twice(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).on(on).config(ASYNC);

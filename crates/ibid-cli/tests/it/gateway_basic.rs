@@ -206,6 +206,7 @@ async fn the_status_page_follows_a_key_and_the_policy_is_published() {
     let policy: serde_json::Value = serde_json::from_slice(&policy.body).expect("JSON");
     assert_eq!(policy["defaults"]["key_from"], serde_json::json!(["header:idempotency-key"]));
     assert_eq!(policy["defaults"]["retention_seconds"], 86_400);
+    assert_eq!(policy["durability"], "durable");
     assert_eq!(upstream.total(), 1, "ibid's own pages are not forwarded");
 }
 
@@ -236,7 +237,9 @@ async fn keys_are_listed_and_shown_while_a_gateway_runs(on: On) {
     let shown: serde_json::Value =
         serde_json::from_str(&run(&["keys", "show", &id[..8], "--json"])).expect("JSON");
     assert_eq!((&shown["key"], &shown["state"]), (&"done".into(), &"completed".into()), "{shown}");
-    assert!(run(&["keys", "show", &id[..8]]).contains("completed"));
+    assert_eq!(shown["response_bytes"], "paid".len(), "{shown}");
+    let shown = run(&["keys", "show", &id[..8]]);
+    assert!(shown.contains("completed") && shown.contains("201, 4 bytes kept"), "{shown}");
     // The commands did not disturb the running gateway.
     upstream.gate().open();
     assert_eq!(busy.read().await.expect("an answer").status, 200);
@@ -263,7 +266,7 @@ async fn a_generated_secret_is_shared_by_every_gateway(on: On) {
     assert_eq!(upstream.total(), 1);
 }
 
-on_every_store!(duplicates_at_two_gateways_at_once_are_delivered_once);
+on_every_store!(duplicates_at_two_gateways_at_once_are_delivered_once and mysql and redis);
 async fn duplicates_at_two_gateways_at_once_are_delivered_once(on: On) {
     let (upstream, setup, first) = world_on(on).await;
     let second = setup.start();

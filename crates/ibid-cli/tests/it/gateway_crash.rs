@@ -28,7 +28,7 @@ async fn a_gateway_killed_at_any_moment_never_delivers_twice() {
     crash(On::Sqlite, 1).await;
 }
 
-on_every_store!(two_gateways_killed_at_any_moment_never_deliver_twice);
+on_every_store!(two_gateways_killed_at_any_moment_never_deliver_twice and mysql and redis);
 async fn two_gateways_killed_at_any_moment_never_deliver_twice(on: On) {
     crash(on, 2).await;
 }
@@ -75,6 +75,10 @@ async fn crash(on: On, gateways: usize) {
         let reached = tokio::time::timeout(PATIENCE, counting.wait_for(|count| *count >= target)).await;
         assert!(reached.is_ok(), "the load came to a halt; seed {seed}; {:?}", load.open_keys());
         drop(reached);
+        // In one of three rounds, kill the store's server as well, where a test may.
+        if dice.below(3) == 0 {
+            block_in_place(|| setup.restart_redis());
+        }
         let victim = dice.below(gateways);
         running[victim].kill();
         kills += 1;

@@ -168,7 +168,7 @@ async fn metrics_equal_what_happened(on: On) {
         }
     }
 }
-on_every_store!(metrics_equal_what_happened);
+on_every_store!(metrics_equal_what_happened and mysql and redis);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_lapse_first_seen_by_a_request_is_counted_once() {

@@ -146,5 +146,5 @@ async fn an_unreachable_collector_costs_no_request() {
     gateway.signal("TERM");
     assert!(gateway.wait_for_exit().await.success());
     let refused = setup.variable("OTEL_EXPORTER_OTLP_ENDPOINT", "https://collector:4318").expect_refusal();
-    refused.assert_error(2, "OTEL_EXPORTER_OTLP_ENDPOINT", "plain HTTP", "collector beside");
+    refused.assert_error(2, "OTEL_EXPORTER_OTLP_ENDPOINT", "plain HTTP", "collector next to");
 }

@@ -66,7 +66,7 @@ fn an_unusable_store_is_refused_without_showing_its_password() {
         3,
         "cannot open the store at `postgres://127.0.0.1:",
         "synchronous_commit = off",
-        "accept_weak",
+        "durability=weak",
     );
     let nobody = at("postgres://postgres:hunter2@127.0.0.1:1/postgres".to_owned());
     nobody.assert_error(
@@ -75,7 +75,7 @@ fn an_unusable_store_is_refused_without_showing_its_password() {
         "cannot reach",
         "server runs",
     );
-    let stranger = at(server.url().replace("postgres@", "nobody:hunter2@"));
+    let stranger = at(server.url().replace("postgres@", "stranger:hunter2@"));
     stranger.assert_error(3, "cannot open the store", "refuses this user", "check user");
     for refused in [weak, nobody, stranger] {
         assert!(!refused.output.contains("hunter2"), "{refused:?}");

@@ -138,7 +138,7 @@ async fn a_looked_up_response_that_is_too_large_is_not_kept() {
     assert_eq!(upstream.executions("k"), 1);
 }
 
-on_every_store!(of_two_gateways_on_one_store_one_settles_each_record);
+on_every_store!(of_two_gateways_on_one_store_one_settles_each_record and mysql);
 async fn of_two_gateways_on_one_store_one_settles_each_record(on: On) {
     let upstream = Upstream::start().await;
     upstream.behave("body=paid");

@@ -108,13 +108,13 @@ fn a_foreign_database_keeps_its_tables() {
 #[test]
 fn a_file_that_is_no_database_is_refused_and_left_as_it_was() {
     let setup = Setup::before(UPSTREAM);
-    let letter = "not a database, but a letter to somebody\n".repeat(100);
+    let letter = "not a database, but a letter to a friend\n".repeat(100);
     std::fs::write(setup.database(), &letter).expect("a file can be written");
     setup.expect_refusal().assert_error(
         3,
         "cannot open the store",
         "not a SQLite database",
-        "file of its own",
+        "a separate file",
     );
     assert_eq!(std::fs::read_to_string(setup.database()).expect("it can be read"), letter);
 }
@@ -124,7 +124,8 @@ async fn a_database_of_a_newer_ibid_is_refused(on: On) {
     let setup = Setup::before(UPSTREAM).on(on);
     setup.start().kill();
     let number = PostgresStore::newest_schema() + 1;
-    let upgrade = "update ibid_meta set value = cast('4711' as blob) where name = 'schema'";
+    let upgrade =
+        "update ibid_meta set value = cast('4711' as blob) where name in ('schema', 'schema_needs')";
     let cause = match setup.server() {
         Some(server) => {
             server.sql(

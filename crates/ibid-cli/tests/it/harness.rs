@@ -12,18 +12,34 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ibid_testkit::client::{Client, TestRequest, TestResponse};
+use ibid_testkit::mariadb::MariaDb;
 use ibid_testkit::postgres::Postgres;
+use ibid_testkit::redis::Redis;
 
 /// The kind of store that a test runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum On {
     Sqlite,
     Postgres,
+    #[cfg(feature = "mysql")]
+    Mysql,
+    #[cfg(feature = "redis")]
+    Redis,
 }
 
-/// Makes one test per kind of store from an `async fn(On)`.
+/// Makes one test per kind of store from an `async fn(On)`. `and mysql` adds MySQL to a test that does not
+/// depend on the kind of its store, and `and redis` one durable Redis server.
 macro_rules! on_every_store {
     ($name:ident) => {
+        crate::harness::on_every_store!(@ $name, any(), any());
+    };
+    ($name:ident and mysql) => {
+        crate::harness::on_every_store!(@ $name, feature = "mysql", any());
+    };
+    ($name:ident and mysql and redis) => {
+        crate::harness::on_every_store!(@ $name, feature = "mysql", feature = "redis");
+    };
+    (@ $name:ident, $with_mysql:meta, $with_redis:meta) => {
         mod $name {
             #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
             async fn on_sqlite() {
@@ -33,6 +49,18 @@ macro_rules! on_every_store {
             #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
             async fn on_postgres() {
                 super::$name(crate::harness::On::Postgres).await;
+            }
+
+            #[cfg($with_mysql)]
+            #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+            async fn on_mysql() {
+                super::$name(crate::harness::On::Mysql).await;
+            }
+
+            #[cfg($with_redis)]
+            #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+            async fn on_redis() {
+                super::$name(crate::harness::On::Redis).await;
             }
         }
     };
@@ -49,6 +77,10 @@ pub(crate) struct Setup {
     database: PathBuf,
     /// A PostgreSQL server and the URL of the store on it, instead of the SQLite file.
     server: Option<Arc<Postgres>>,
+    /// The same for MariaDB.
+    mariadb: Option<Arc<MariaDb>>,
+    /// The same for Redis.
+    redis: Option<Arc<Mutex<Redis>>>,
     url: Option<String>,
     variables: Vec<(String, String)>,
     flags: Vec<String>,
@@ -65,6 +97,8 @@ impl Setup {
             folder: Arc::new(folder),
             upstream: upstream.to_owned(),
             server: None,
+            mariadb: None,
+            redis: None,
             url: None,
             tenant: "none".to_owned(),
             config: String::new(),
@@ -77,17 +111,59 @@ impl Setup {
     /// Uses another kind of store: a new database on the server that all tests share.
     pub(crate) fn on(self, on: On) -> Setup {
         self.on_server((on == On::Postgres).then(Postgres::shared))
+            .on_mariadb(on, MariaDb::shared)
+            .on_redis(on)
     }
 
     /// Uses another kind of store, on a server without the transactions of other tests.
     pub(crate) fn alone_on(self, on: On) -> Setup {
-        self.on_server((on == On::Postgres).then(Postgres::start))
+        self.on_server((on == On::Postgres).then(Postgres::start)).on_mariadb(on, MariaDb::start).on_redis(on)
     }
 
     fn on_server(mut self, server: Option<Postgres>) -> Setup {
         self.url = server.as_ref().map(Postgres::url);
         self.server = server.map(Arc::new);
         self
+    }
+
+    #[cfg(feature = "mysql")]
+    fn on_mariadb(mut self, on: On, server: fn() -> MariaDb) -> Setup {
+        if on == On::Mysql {
+            let server = server();
+            self.url = Some(server.url());
+            self.mariadb = Some(Arc::new(server));
+        }
+        self
+    }
+
+    #[cfg(not(feature = "mysql"))]
+    fn on_mariadb(self, _: On, _: fn() -> MariaDb) -> Setup {
+        self
+    }
+
+    /// Starts a separate server, which takes a moment.
+    #[cfg(feature = "redis")]
+    fn on_redis(mut self, on: On) -> Setup {
+        if on == On::Redis {
+            let server = Redis::start();
+            self.url = Some(server.url());
+            self.redis = Some(Arc::new(Mutex::new(server)));
+        }
+        self
+    }
+
+    #[cfg(not(feature = "redis"))]
+    fn on_redis(self, _: On) -> Setup {
+        self
+    }
+
+    /// Sends `kill -9` to the Redis server of the store and starts it again. Returns whether there is one.
+    pub(crate) fn restart_redis(&self) -> bool {
+        let Some(server) = &self.redis else { return false };
+        let mut server = server.lock().unwrap();
+        server.kill();
+        server.start_again();
+        true
     }
 
     /// Uses the store with this URL.
@@ -163,7 +239,7 @@ impl Setup {
             log.addresses()
         };
         let addresses = until("the gateway listens", look, || log.text());
-        let resources = (Arc::clone(&self.folder), self.server.clone());
+        let resources = (Arc::clone(&self.folder), self.server.clone(), self.mariadb.clone());
         Gateway { child, public: addresses.0, admin: addresses.1, log, _resources: resources }
     }
 
@@ -177,7 +253,8 @@ impl Setup {
 
     /// Runs another command of the binary in the folder, such as `keys list`.
     pub(crate) fn ibid(&self, words: &[&str]) -> Output {
-        bare(self.folder()).args(words).output().expect("the binary starts")
+        let variables = self.variables.iter().map(|(name, value)| (name, value));
+        bare(self.folder()).args(words).envs(variables).output().expect("the binary starts")
     }
 
     /// Starts another command of the binary without waiting for it. Its output can be read once it has ended.
@@ -284,7 +361,7 @@ pub(crate) struct Gateway {
     admin: SocketAddr,
     log: Log,
     /// The gateway's folder and server, dropped after the process has ended.
-    _resources: (Arc<tempfile::TempDir>, Option<Arc<Postgres>>),
+    _resources: (Arc<tempfile::TempDir>, Option<Arc<Postgres>>, Option<Arc<MariaDb>>),
 }
 
 impl Gateway {

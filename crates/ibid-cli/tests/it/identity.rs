@@ -64,7 +64,7 @@ async fn another_identity_is_refused_with_the_difference() {
     block_in_place(|| free.start().kill());
 }
 
-on_every_store!(after_a_change_a_retry_is_not_delivered_again);
+on_every_store!(after_a_change_a_retry_is_not_delivered_again and mysql);
 async fn after_a_change_a_retry_is_not_delivered_again(on: On) {
     let upstream = Upstream::start().await;
     let before = Setup::before(&upstream.url()).config(&soon("")).alone_on(on);

@@ -108,7 +108,7 @@ async fn an_operator_resolves_a_record_by_an_id_prefix(on: On) {
         "{stderr}"
     );
 }
-on_every_store!(an_operator_resolves_a_record_by_an_id_prefix);
+on_every_store!(an_operator_resolves_a_record_by_an_id_prefix and mysql);
 
 #[tokio::test]
 async fn not_executed_lets_the_retry_run_and_forget_makes_the_key_new() {

@@ -14,13 +14,19 @@ use super::number;
 use super::pointer::{Pointer, token_is_index};
 
 /// Returns the exact text of a JSON document.
-pub fn canonical(body: &[u8]) -> Result<Vec<u8>, NotExact> {
+///
+/// # Errors
+///
+/// Returns an error if the body is not JSON, if an object has two members of one name, or if it is nested too deeply or
+/// has a number out of range. A retry with the same body fails in the same way.
+pub fn canonical(body: &[u8]) -> Result<Vec<u8>, NotExactError> {
     Ok(select(body, &[], &[])?.rest)
 }
 
 /// Reason why a body has no exact text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum NotExact {
+#[non_exhaustive]
+pub enum NotExactError {
     /// The body is not a JSON document in UTF-8, or has a lone surrogate, or an integer with more digits than the
     /// tokenizer accepts (4300).
     #[error("the body is not JSON")]
@@ -52,7 +58,11 @@ pub(super) struct Selection {
 ///
 /// An excluded member is dropped with its name, so the result is the same as if it were absent; it still must be
 /// well-formed.
-pub(super) fn select(body: &[u8], include: &[Pointer], exclude: &[Pointer]) -> Result<Selection, NotExact> {
+pub(super) fn select(
+    body: &[u8],
+    include: &[Pointer],
+    exclude: &[Pointer],
+) -> Result<Selection, NotExactError> {
     let mut writer = Writer {
         // Almost never longer than the input: only numbers grow, by a few zeros.
         out: Vec::with_capacity(body.len() + 32),
@@ -159,7 +169,7 @@ impl<'r> Writer<'r> {
     }
 
     /// Writes a scalar, or opens a container up to its first value.
-    fn begin_value(&mut self, json: &mut Jiter<'_>, peek: Peek) -> Result<ValueStart, NotExact> {
+    fn begin_value(&mut self, json: &mut Jiter<'_>, peek: Peek) -> Result<ValueStart, NotExactError> {
         match peek {
             Peek::Object => {
                 let members_from = self.members.len();
@@ -196,7 +206,7 @@ impl<'r> Writer<'r> {
 
     /// Closes every container that ends with the value just completed. Returns the next value, or `None` at the end of
     /// the document.
-    fn end_values(&mut self, json: &mut Jiter<'_>) -> Result<Option<Peek>, NotExact> {
+    fn end_values(&mut self, json: &mut Jiter<'_>) -> Result<Option<Peek>, NotExactError> {
         loop {
             self.end_entry();
             match self.open.last_mut().map(|open| &mut open.kind) {
@@ -220,9 +230,9 @@ impl<'r> Writer<'r> {
         }
     }
 
-    fn open(&mut self, bracket: u8, kind: Kind) -> Result<(), NotExact> {
+    fn open(&mut self, bracket: u8, kind: Kind) -> Result<(), NotExactError> {
         if self.open.len() == DEPTH_MAX {
-            return Err(NotExact::TooDeep);
+            return Err(NotExactError::TooDeep);
         }
         self.out.push(bracket);
         let at = self.out.len();
@@ -232,7 +242,7 @@ impl<'r> Writer<'r> {
         Ok(())
     }
 
-    fn close(&mut self, bracket: u8) -> Result<(), NotExact> {
+    fn close(&mut self, bracket: u8) -> Result<(), NotExactError> {
         // Each container that `open` pushed is closed once.
         let Some(open) = self.open.pop() else { return Ok(()) };
         if let Kind::Object { members_from, names_from, sorted } = open.kind {
@@ -327,12 +337,12 @@ impl<'r> Writer<'r> {
         }
     }
 
-    fn sort_members(&mut self, members_from: usize, inside_from: usize) -> Result<(), NotExact> {
+    fn sort_members(&mut self, members_from: usize, inside_from: usize) -> Result<(), NotExactError> {
         let names = &self.names;
         let members = &mut self.members[members_from..];
         members.sort_unstable_by(|a, b| utf16_order(&names[a.name.clone()], &names[b.name.clone()]));
         if members.windows(2).any(|pair| names[pair[0].name.clone()] == names[pair[1].name.clone()]) {
-            return Err(NotExact::RepeatedName);
+            return Err(NotExactError::RepeatedName);
         }
         self.scratch.clear();
         self.scratch.reserve(self.out.len() - inside_from);
@@ -348,9 +358,9 @@ impl<'r> Writer<'r> {
     }
 }
 
-impl From<JiterError> for NotExact {
-    fn from(_error: JiterError) -> NotExact {
-        NotExact::NotJson
+impl From<JiterError> for NotExactError {
+    fn from(_error: JiterError) -> NotExactError {
+        NotExactError::NotJson
     }
 }
 

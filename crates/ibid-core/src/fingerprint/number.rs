@@ -3,10 +3,10 @@
 //! The text is the one that ECMAScript would write, with as many digits as the value has. If a double holds the value's
 //! digits, it is byte for byte the text of RFC 8785. Otherwise RFC 8785 would round, and two amounts would become one.
 
-use super::json_exact::NotExact;
+use super::json_exact::NotExactError;
 
 /// Writes the normal form of a number token. `token` must follow the JSON grammar.
-pub(super) fn write(token: &[u8], out: &mut Vec<u8>) -> Result<(), NotExact> {
+pub(super) fn write(token: &[u8], out: &mut Vec<u8>) -> Result<(), NotExactError> {
     let digits = token.strip_prefix(b"-").unwrap_or(token);
     if digits.len() <= POINT_MAX as usize && digits[0] != b'0' && digits.iter().all(u8::is_ascii_digit) {
         // Most numbers are integers already in normal form.
@@ -20,7 +20,7 @@ pub(super) fn write(token: &[u8], out: &mut Vec<u8>) -> Result<(), NotExact> {
         return Ok(());
     }
     if !(-EXPONENT_MAX..=EXPONENT_MAX).contains(&decimal.point.saturating_sub(1)) {
-        return Err(NotExact::Exponent);
+        return Err(NotExactError::Exponent);
     }
     decimal.write(out);
     Ok(())

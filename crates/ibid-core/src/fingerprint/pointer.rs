@@ -14,6 +14,7 @@ pub struct Pointer {
 
 /// Reason why a text is not a JSON pointer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum PointerError {
     /// The text is neither empty nor begins with a slash.
     #[error("a JSON pointer begins with `/`, this one does not: `{0}`")]
@@ -25,6 +26,10 @@ pub enum PointerError {
 
 impl Pointer {
     /// Parses a pointer in its string form (RFC 6901, section 3), not the URI fragment form.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the text is neither empty nor begins with `/`, or has another escape than `~0` and `~1`.
     pub fn parse(text: &str) -> Result<Pointer, PointerError> {
         let mut tokens = text.split('/');
         if tokens.next() != Some("") {
@@ -32,6 +37,11 @@ impl Pointer {
         }
         let tokens = tokens.map(|token| unescape(token).ok_or_else(|| PointerError::Escape(text.to_owned())));
         Ok(Pointer { tokens: tokens.collect::<Result<_, _>>()?, text: text.to_owned() })
+    }
+
+    /// Returns the pointer to the whole document.
+    pub fn whole() -> Pointer {
+        Pointer { text: String::new(), tokens: Vec::new() }
     }
 
     /// Returns the pointer as it was written.

@@ -25,6 +25,7 @@ pub struct Recipe {
 /// Reading of a body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Encode, Decode)]
 #[cbor(index_only)]
+#[non_exhaustive]
 pub enum BodyRule {
     /// By its media type: JSON by value, `multipart/form-data` by its parts, everything else by its bytes.
     #[default]

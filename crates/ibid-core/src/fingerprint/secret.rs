@@ -25,6 +25,7 @@ pub struct Secrets(Vec<Secret>);
 
 /// Reason why secrets were refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum SecretError {
     /// The secret has fewer bytes than [`Secret::LEN_MIN`].
     #[error("a fingerprint secret has at least {min} bytes", min = Secret::LEN_MIN)]
@@ -42,6 +43,10 @@ impl Secret {
     pub const LEN_MIN: usize = 16;
 
     /// Creates a secret from at least [`Secret::LEN_MIN`] bytes.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`SecretError::TooShort`] for fewer bytes.
     pub fn new(bytes: impl AsRef<[u8]>) -> Result<Secret, SecretError> {
         let bytes = bytes.as_ref();
         if bytes.len() < Secret::LEN_MIN {
@@ -76,6 +81,10 @@ impl Secret {
 
 impl Secrets {
     /// Creates the list of secrets, newest first.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the list is empty, or if two secrets have one id.
     pub fn new(secrets: Vec<Secret>) -> Result<Secrets, SecretError> {
         if secrets.is_empty() {
             return Err(SecretError::NoSecret);

@@ -1,6 +1,6 @@
 //! Stories about which requests a fingerprint distinguishes, one per rule.
 
-use super::json_exact::NotExact;
+use super::json_exact::NotExactError;
 use super::*;
 
 /// A request in a test: a base order, changed as each story needs.
@@ -253,12 +253,12 @@ fn overflow_and_underflow_keep_their_value_up_to_the_cap() {
     same_json("1e6144", "10e6143");
     assert_eq!(json_exact::canonical(b"1e6144").unwrap(), b"1e+6144");
     for token in ["1e6145", "10e6144", "-1e-6145", "1e99999999999999999999", "0.1e-99999999999999999999"] {
-        assert_eq!(json_exact::canonical(token.as_bytes()), Err(NotExact::Exponent), "{token}");
+        assert_eq!(json_exact::canonical(token.as_bytes()), Err(NotExactError::Exponent), "{token}");
     }
     differ_json("[1e6145]", "[ 1e6145]");
     // The tokenizer's own bound on digits before the point.
     assert!(json_exact::canonical("9".repeat(4300).as_bytes()).is_ok());
-    assert_eq!(json_exact::canonical("9".repeat(4301).as_bytes()), Err(NotExact::NotJson));
+    assert_eq!(json_exact::canonical("9".repeat(4301).as_bytes()), Err(NotExactError::NotJson));
 }
 
 #[test]
@@ -267,7 +267,7 @@ fn repeated_names_count_raw() {
     for text in
         [r#"{"a":1,"a":2}"#, r#"{"a":1,"a":1}"#, r#"{"b":0,"a":1,"\u0061":0}"#, r#"[{"a":{"b":1,"b":-0}}]"#]
     {
-        assert_eq!(canonical(text), Err(NotExact::RepeatedName), "{text}");
+        assert_eq!(canonical(text), Err(NotExactError::RepeatedName), "{text}");
     }
     differ_json(r#"{"a":1,"a":2}"#, r#"{"a":2}"#);
     differ_json(r#"{"a":1,"a":2}"#, r#"{"a":2,"a":1}"#);
@@ -289,7 +289,7 @@ fn broken_text_counts_raw() {
         b"[\"\xc0\xaf\"]",
     ];
     for (at, body) in broken.iter().enumerate() {
-        assert_eq!(json_exact::canonical(body), Err(NotExact::NotJson), "{at}");
+        assert_eq!(json_exact::canonical(body), Err(NotExactError::NotJson), "{at}");
         differ_json(body, [body, &b" "[..]].concat());
     }
     differ_json(br#"["\ud800"]"#, r#"["\ufffd"]"#);
@@ -321,9 +321,9 @@ fn deep_bodies_count_raw_and_cost_no_stack() {
     let max = json_exact::DEPTH_MAX;
     assert!(json_exact::canonical(nested(max).as_bytes()).is_ok());
     for depth in [max + 1, 500, 1_000_000] {
-        assert_eq!(json_exact::canonical(nested(depth).as_bytes()), Err(NotExact::TooDeep));
+        assert_eq!(json_exact::canonical(nested(depth).as_bytes()), Err(NotExactError::TooDeep));
     }
-    assert_eq!(json_exact::canonical("{\"a\":".repeat(100_000).as_bytes()), Err(NotExact::TooDeep));
+    assert_eq!(json_exact::canonical("{\"a\":".repeat(100_000).as_bytes()), Err(NotExactError::TooDeep));
     differ_json(nested(max + 1), [nested(max + 1), " ".into()].concat());
 }
 
@@ -345,7 +345,7 @@ fn a_body_that_is_not_json_counts_raw() {
         "-Infinity",
         "'a'",
     ] {
-        assert_eq!(json_exact::canonical(body.as_bytes()), Err(NotExact::NotJson), "{body}");
+        assert_eq!(json_exact::canonical(body.as_bytes()), Err(NotExactError::NotJson), "{body}");
         differ_json(body, format!("{body} "));
     }
 }

@@ -27,6 +27,7 @@ mod json;
 
 /// A part of a request that may carry the key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum KeySource {
     /// A header field, by its name in lower case.
     Header(String),
@@ -40,6 +41,7 @@ pub struct KeyFrom(Vec<KeySource>);
 
 /// Reason why a text names no source, or a list of sources cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum KeySourceError {
     /// The text is neither `header:NAME`, `body:/pointer` nor a preset.
     #[error("`{0}` is no place for a key")]
@@ -51,7 +53,7 @@ pub enum KeySourceError {
     #[error("`{0}` can't carry the key: the field means something else")]
     HeaderTaken(String),
     /// `body:` with a text that is not a JSON pointer.
-    #[error("{0}")]
+    #[error(transparent)]
     Pointer(#[from] PointerError),
     /// `body:` alone: the whole body cannot be the key.
     #[error("`body:` needs a pointer to the member that holds the key")]
@@ -69,6 +71,7 @@ pub enum KeySourceError {
 
 /// The result of a search for the key in a request's head.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "the layer has to handle every result")]
 pub enum HeadSearch {
     /// The head carries the key.
     Found(Key),
@@ -83,6 +86,10 @@ impl KeyFrom {
     pub const SOURCES_MAX: usize = 8;
 
     /// Creates a list of these sources, in this order.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the list is empty or too long, or names one place twice.
     pub fn new(sources: Vec<KeySource>) -> Result<KeyFrom, KeySourceError> {
         if sources.is_empty() {
             return Err(KeySourceError::Empty);
@@ -99,6 +106,10 @@ impl KeyFrom {
     }
 
     /// Parses sources as a configuration writes them: `header:NAME`, `body:/pointer` or the name of a preset.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a text is no place for a key, or if the list is empty, too long, or names one place twice.
     pub fn parse<'t>(texts: impl IntoIterator<Item = &'t str>) -> Result<KeyFrom, KeySourceError> {
         let mut sources = Vec::new();
         for text in texts {
@@ -133,6 +144,10 @@ impl KeyFrom {
     }
 
     /// Searches as far as the head alone decides. Does not read the body of `asked`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the first field of the list that is present holds no key in this form.
     pub fn find_in_head(&self, asked: &dyn RequestView, form: KeyForm) -> Result<HeadSearch, KeyError> {
         for source in &self.0 {
             match source {
@@ -163,6 +178,11 @@ impl KeyFrom {
     }
 
     /// Searches head and body; `None` if no source is present.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the first place that is present holds no key in this form, or if the body has to be searched and
+    /// cannot be.
     pub fn find(&self, asked: &dyn RequestView, form: KeyForm) -> Result<Option<Key>, KeyError> {
         for source in &self.0 {
             let key = match source {
@@ -179,6 +199,10 @@ impl KeyFrom {
 
 impl KeySource {
     /// Parses `header:NAME` or `body:/pointer`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the text is no place for a key.
     pub fn parse(text: &str) -> Result<KeySource, KeySourceError> {
         match text.split_once(':') {
             Some(("header", name)) => {

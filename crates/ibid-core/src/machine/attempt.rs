@@ -294,7 +294,7 @@ fn note_late_response(
     if !contradicts {
         return Verdict::Keep(Decision::Superseded);
     }
-    let detail = format!("attempt {} answered {} after the record had gone on", begun.attempt, answer.status);
+    let detail = format!("attempt {} answered {} after the record had changed", begun.attempt, answer.status);
     if record.state == State::Completed && !record.is_expired(now) {
         // The stored response stays. Its retention starts over, because an operator needs time to look.
         let mut draft = draft_of(record);

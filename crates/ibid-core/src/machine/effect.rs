@@ -53,6 +53,9 @@ impl EffectState {
     /// ([`is_dead_letter`](Self::is_dead_letter)).
     pub const DEAD_LETTERS: (EffectState, EffectState) = (EffectState::Dead, EffectState::Unknown);
 
+    /// The state in which a worker holds a lease.
+    pub const LEASED: EffectState = EffectState::Claimed;
+
     /// Returns the code that stores keep.
     pub fn code(self) -> u8 {
         self as u8
@@ -71,6 +74,16 @@ impl EffectState {
     /// Returns the state with this name.
     pub fn from_name(name: &str) -> Option<EffectState> {
         EffectState::ALL.into_iter().find(|state| state.name() == name)
+    }
+
+    /// Returns whether the call was made and its result recorded.
+    pub fn is_done(self) -> bool {
+        self == EffectState::Done
+    }
+
+    /// Returns whether an operator discarded the effect, so that its call will not be made.
+    pub fn is_discarded(self) -> bool {
+        self == EffectState::Discarded
     }
 
     /// Returns whether the effect is over: no call will be made, and no operator has to look at it.

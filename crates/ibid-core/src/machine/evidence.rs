@@ -283,6 +283,7 @@ mod tests {
             downstream_key: "ibid-1".into(),
             rules: EffectRules::default(),
             owes: false,
+            is_letter: false,
             trace: None,
             payload: Bytes::new(),
             result: None,

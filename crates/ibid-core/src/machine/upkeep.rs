@@ -59,9 +59,10 @@ pub(super) fn sweep_lapsed(record: Option<&Record>, nonce: Nonce, careful: bool,
             }
             Verdict::Write(lapse(record, nonce), Decision::Settled)
         }
-        Some(record) if !careful && is_past_key_window(record, now) => {
-            Verdict::Write(mark_key_forgotten(record, nonce), Decision::Settled)
-        }
+        Some(record) if is_past_key_window(record, now) => match careful {
+            true => Verdict::Keep(Decision::Wait { overlong: false }),
+            false => Verdict::Write(mark_key_forgotten(record, nonce), Decision::Settled),
+        },
         _ => Verdict::Keep(Decision::Ignored),
     }
 }
@@ -149,7 +150,7 @@ pub(super) fn lapse(record: &Record, nonce: Nonce) -> Arc<Change> {
             draft.note.last_error = Some(ErrorCode::Lapsed);
             let mut change = rewrite(record, expect, nonce, draft);
             Arc::make_mut(&mut change).response = answer.kept;
-            with_history(change, HistoryKind::Lapse, detail("failed for good"))
+            with_history(change, HistoryKind::Lapse, detail("failed permanently"))
         }
         OnLapse::Unknown | OnLapse::Retry | OnLapse::Resume => {
             let mut draft = mark_unknown(from, ErrorCode::Lapsed);

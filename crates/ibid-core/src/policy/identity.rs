@@ -69,14 +69,14 @@ impl IdentityRules {
     /// Returns the path as it goes into the id, from the path as it was sent.
     pub fn path_of_scope<'p>(&self, sent: &'p str) -> Cow<'p, str> {
         match self.path {
-            PathRule::Strict => path::normalized(sent),
+            PathRule::Strict => path::normalize(sent),
             PathRule::AsSent => Cow::Borrowed(sent),
         }
     }
 
     /// Returns the key as it goes into the id ([`Policy::compared_key`]).
     pub fn compared_key(&self, key: Key) -> Key {
-        self.key_from.compared(key)
+        self.key_from.normalize_key(key)
     }
 
     /// Parses what [`IdentityRules::fields`] wrote. A missing field has its default.

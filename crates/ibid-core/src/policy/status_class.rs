@@ -5,6 +5,7 @@ use crate::proof::Proof;
 
 /// Meaning of a response for the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "every ending of an attempt has to handle every class")]
 pub enum ResponseClass {
     /// The response is the final outcome.
     Stored,

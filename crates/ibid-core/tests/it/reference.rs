@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use ibid_core::policy::Profile;
-use ibid_core::refusal::{ALL, Advice, Refusal};
+use ibid_core::refusal::{ALL, Refusal};
 
 #[test]
 fn the_page_of_refusals_matches_the_code() {
@@ -18,11 +18,7 @@ fn the_page_of_refusals_matches_the_code() {
          | code | `ietf` | `stripe` | retry | `Retry-After` | meaning |\n| --- | --- | --- | --- | --- | --- |\n",
     );
     for refusal in ALL {
-        let retry = match refusal.advice() {
-            Advice::SameKey => "same-key",
-            Advice::NewKey => "new-key",
-            Advice::Never => "never",
-        };
+        let retry = refusal.advice().name();
         let status = |profile| match refusal {
             Refusal::UpstreamUncertain { .. } => "502, 504 after a time-out".to_owned(),
             refusal => refusal.status(profile).to_string(),

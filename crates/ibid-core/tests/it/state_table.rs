@@ -137,7 +137,7 @@ fn row(scene: &Scene, verdict: &Verdict) -> Row {
 }
 
 fn after(scene: &Scene, change: &Change) -> Option<Arc<Record>> {
-    change.applied(Stamp { now: scene.now }, scene.record.as_ref())
+    change.apply(Stamp { now: scene.now }, scene.record.as_ref())
 }
 
 /// Describes a row after a write, with the details that a reader looks for.
@@ -316,20 +316,24 @@ const SAYINGS: [(&str, &str); 12] = [
 
 /// Asks the machine about the report at `index`.
 fn attempt_says(scene: &Scene, own: bool, index: usize) -> Option<Verdict> {
-    let begun = if own { scene.begun.as_ref()? } else { scene.earlier.as_ref()? };
+    let record = if own { scene.begun.as_ref()? } else { scene.earlier.as_ref()? };
     let answers = [201, 402, 429, 401, 500, 503].map(|status| answer(status, "attempt"));
     let result = Bytes::from_static(b"result");
     let next = scene.record.as_ref().map_or(0, |record| record.point) + 1;
     let (nonce, point) = (WRITE, if index == 10 { next + 1 } else { next });
     let event = match index {
-        0..6 => Event::Answered { begun, nonce, answer: &answers[index] },
-        6 => Event::NotExecuted { begun, nonce, why: ErrorCode::NotSent },
-        7 => Event::Uncertain { begun, nonce, why: ErrorCode::TimedOut },
-        8 => Event::Owes { begun, nonce },
-        9 | 10 => {
-            Event::Phase { begun, nonce, step: PhaseStep { point, phases: 1 }, name: "work", result: &result }
-        }
-        _ => Event::Calling { begun, nonce, point: Some(point) },
+        0..6 => Event::Answered { begun: record, nonce, answer: &answers[index] },
+        6 => Event::NotExecuted { begun: record, nonce, why: ErrorCode::NotSent },
+        7 => Event::Uncertain { begun: record, nonce, why: ErrorCode::TimedOut },
+        8 => Event::Owes { begun: record, nonce },
+        9 | 10 => Event::Phase {
+            begun: record,
+            nonce,
+            step: PhaseStep { point, phases: 1 },
+            name: "work",
+            result: &result,
+        },
+        _ => Event::Calling { begun: record, nonce, point: Some(point) },
     };
     Some(decide(scene.record.as_ref(), &event, scene.now))
 }

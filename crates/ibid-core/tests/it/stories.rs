@@ -2323,7 +2323,7 @@ fn a_story_with_a_wrong_outcome_fails() {
 }
 
 #[test]
-#[should_panic(expected = "nobody knows how to `dances`")]
+#[should_panic(expected = "unknown word `dances`")]
 fn a_story_with_an_unknown_word_fails() {
     story("ann  dances  -> run");
 }
@@ -2526,7 +2526,7 @@ fn a_call_in_doubt_is_unknown_once_its_key_may_be_forgotten() {
             bob      begins           -> run attempt 2
             bob      finishes 429     -> freed
             +1h                          (it counts from the first request)
-            eve      sweeps carefully -> ignored
+            eve      sweeps carefully -> wait
             {first}
             record   is unknown, dead letter
             record   has history unknown

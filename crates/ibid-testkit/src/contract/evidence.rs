@@ -177,11 +177,10 @@ pub async fn of_many_deliveries_of_an_event_one_is_new(subject: &dyn StoreUnderT
 }
 
 fn executed_observation() -> Observation {
-    let kept = Some(response("an answer"));
     Observation::Executed(AttemptResponse {
         status: 402,
         retry_after: false,
-        kept,
+        kept: Some(response("an answer")),
         provider_id: Some("ch_1".to_owned()),
         proof: None,
     })

@@ -12,7 +12,7 @@ use ibid_core::response::SavedResponse;
 use ibid_core::scope::RecordId;
 use ibid_core::store::Store;
 
-use super::races::{RACERS, RECORDS, one_winner, race, run_together};
+use super::races::{RACERS_PER_RECORD, one_winner, race, run_together};
 use super::upkeep::renew_lease;
 use super::{
     LONG, SHORT, StoreUnderTest, TICK, TestRecord, answering, commit, commit_all, draft, due, finished,
@@ -23,14 +23,15 @@ use super::{
 pub async fn a_fresh_record_and_its_finish_read_back_as_they_were_written(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
-    // `put` compares what is loaded with `Change::applied`.
+    // `put` compares what is loaded with `Change::apply`.
     let running = put(&*store, &fresh(&name, LONG)).await;
     assert_eq!((running.record.state, running.response), (State::InProgress, None));
     let stored = put(&*store, &finished(&running.record, b"201 created")).await;
     assert_eq!(stored.body(), Some(&b"201 created"[..]), "with its answer");
     assert_eq!(stored.record.due_at, None, "and never due again");
 
-    let begins: Vec<Change> = (0..RECORDS).map(|_| fresh(&TestRecord::fresh(), LONG)).collect();
+    let begins: Vec<Change> =
+        (0..subject.racers() / RACERS_PER_RECORD).map(|_| fresh(&TestRecord::fresh(), LONG)).collect();
     let running = done(&*store, begins).await;
     let finishes = running.iter().map(|record| finished(record, b"together")).collect();
     for record in done(&*store, finishes).await {
@@ -39,20 +40,25 @@ pub async fn a_fresh_record_and_its_finish_read_back_as_they_were_written(subjec
     }
 }
 
-/// Two hundred requests under one name give one attempt.
-pub async fn of_two_hundred_fresh_begins_one_wins(subject: &dyn StoreUnderTest) {
+/// Many requests under one name give one attempt.
+pub async fn of_many_fresh_begins_one_wins(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
-    let winner = one_winner(race(&store, (0..RACERS).map(|_| fresh(&name, LONG)).collect()).await);
+    let winner = one_winner(race(&store, (0..subject.racers()).map(|_| fresh(&name, LONG)).collect()).await);
     let stored = load(&*store, name.id).await.expect("one of them won");
     assert!(winner.is_stored_as(&stored), "the reported winner is not the stored one");
 }
 
-/// Races ten responses for each of twenty records.
+/// Races ten responses for each of some records.
 pub async fn of_many_finishes_one_wins_each_record(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let records = done(&*store, (0..RECORDS).map(|_| fresh(&TestRecord::fresh(), LONG)).collect()).await;
-    let finishes = records.iter().cycle().take(RACERS).map(|record| finished(record, b"mine")).collect();
+    let records = done(
+        &*store,
+        (0..subject.racers() / RACERS_PER_RECORD).map(|_| fresh(&TestRecord::fresh(), LONG)).collect(),
+    )
+    .await;
+    let finishes =
+        records.iter().cycle().take(subject.racers()).map(|record| finished(record, b"mine")).collect();
     let mut fates = race(&store, finishes).await;
     for record in &records {
         let (of_this, others) = fates.into_iter().partition(|(change, _)| change.id == record.id);
@@ -66,7 +72,11 @@ pub async fn of_many_finishes_one_wins_each_record(subject: &dyn StoreUnderTest)
 /// An owner that returns after its lease either finishes or has lost the record, and learns which.
 pub async fn of_a_finish_and_a_takeover_after_the_lease_one_wins(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let records = done(&*store, (0..RECORDS).map(|_| fresh(&TestRecord::fresh(), SHORT)).collect()).await;
+    let records = done(
+        &*store,
+        (0..subject.racers() / RACERS_PER_RECORD).map(|_| fresh(&TestRecord::fresh(), SHORT)).collect(),
+    )
+    .await;
     subject.advance(TICK).await;
     let pairs = records.into_iter().map(|record| {
         let store = store.clone();
@@ -139,7 +149,8 @@ pub async fn a_finish_after_a_takeover_is_refused(subject: &dyn StoreUnderTest) 
 /// Holds also if the location of the removed row was reused for another.
 pub async fn a_finish_after_a_removal_is_refused(subject: &dyn StoreUnderTest) {
     let store = subject.store();
-    let names: Vec<TestRecord> = (0..RECORDS).map(|_| TestRecord::fresh()).collect();
+    let names: Vec<TestRecord> =
+        (0..subject.racers() / RACERS_PER_RECORD).map(|_| TestRecord::fresh()).collect();
     let records = done(&*store, names.iter().map(|name| fresh(name, SHORT)).collect()).await;
     subject.advance(TICK).await;
     let gone = |record: &Record| {
@@ -150,7 +161,7 @@ pub async fn a_finish_after_a_removal_is_refused(subject: &dyn StoreUnderTest) {
     done(&*store, records.iter().map(gone).collect()).await;
     subject.advance(TICK).await;
     reap_all(&*store, ReapTarget::Records).await;
-    let (first, second) = records.split_at(RECORDS / 2);
+    let (first, second) = records.split_at(records.len() / 2);
     for record in first {
         assert_eq!(refused(&*store, &finished(record, b"late"), "its record is gone").await, None);
     }

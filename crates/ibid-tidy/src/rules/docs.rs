@@ -21,9 +21,11 @@ pub(super) fn too_short(rule: &'static str, tree: &Tree<'_>) -> Vec<Finding> {
 
 pub(super) fn errors(rule: &'static str, tree: &Tree<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for file in tree.rust.iter().filter(|file| file.path.starts_with("crates/ibid/src/")) {
+    let is_library =
+        |path: &str| path.starts_with("crates/ibid/src/") || path.starts_with("crates/ibid-core/src/");
+    for file in tree.rust.iter().filter(|file| is_library(file.path)) {
         for item in file.items.iter().filter(|item| item.kind == ItemKind::Function) {
-            let is_fallible = item.is_public && item.is_async && item.returns.contains("Result");
+            let is_fallible = item.is_public && item.returns.split(' ').any(|word| word == "Result");
             let has_section = item.docs.iter().any(|line| line.trim() == "# Errors");
             if is_fallible && !has_section && !file.is_test_line(item.line) {
                 findings.push(Finding {

@@ -32,12 +32,19 @@ pub(super) fn types(rule: &'static str, tree: &Tree<'_>) -> Vec<Finding> {
 pub(super) fn functions(rule: &'static str, tree: &Tree<'_>) -> Vec<Finding> {
     let is_found =
         |name: &str| (BANNED.contains(&name) && !VERBS.contains(&name)) || FUNCTIONS.contains(&name);
-    items(rule, tree, ItemKind::Function, |item| !item.is_test && is_found(item.name))
+    items(rule, tree, ItemKind::Function, |item| is_action(item) && is_found(item.name))
 }
 
 pub(super) fn function_participles(rule: &'static str, tree: &Tree<'_>) -> Vec<Finding> {
     let is_found = |name: &str| is_banned(name) && !BANNED.contains(&name);
-    items(rule, tree, ItemKind::Function, |item| !item.is_test && is_found(item.name))
+    items(rule, tree, ItemKind::Function, |item| is_action(item) && is_found(item.name))
+}
+
+/// Returns whether a function should be named by a verb. A constructor or a builder's method may be an adjective
+/// (`Tenant::only`, `NewEffect::verified`), and so may a wait for a state (`closed().await`).
+fn is_action(item: &Item<'_>) -> bool {
+    let waits = item.is_async && item.returns.is_empty();
+    !item.is_test && !item.is_constructor && !waits
 }
 
 pub(super) fn tests(rule: &'static str, tree: &Tree<'_>) -> Vec<Finding> {

@@ -29,19 +29,20 @@ pub(super) fn literals(rule: &'static str, tree: &Tree<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Finds comparisons of a state with a literal, and choices between states.
+/// Finds comparisons of a state with a literal, and choices between states, in SQL and in scripts of Redis.
 pub(super) fn sql(rule: &'static str, tree: &Tree<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for (path, text) in
-        tree.others.iter().filter(|(path, _)| path.ends_with(".sql") && path.contains("/src/"))
-    {
+    let is_statement =
+        |path: &str| (path.ends_with(".sql") || path.ends_with(".lua")) && path.contains("/src/");
+    for (path, text) in tree.others.iter().filter(|(path, _)| is_statement(path)) {
         for (at, line) in text.lines().enumerate() {
-            let code = line.split("--").next().unwrap_or_default();
+            let code = line.split("--").next().unwrap_or_default().replace("byte(STATE)", "state");
             let words: Vec<&str> = code.split(|c: char| c.is_whitespace() || c == '(' || c == ')').collect();
             let is_rule = words.windows(3).any(|words| {
                 let is_state = words[0].rsplit('.').next().is_some_and(|name| name.ends_with("state"));
                 let is_literal = words[2].starts_with(|c: char| c.is_ascii_digit() || c == '\'');
-                is_state && (["=", "<>", "!="].contains(&words[1]) && is_literal || words[1] == "in")
+                is_state
+                    && (["=", "<>", "!=", "==", "~="].contains(&words[1]) && is_literal || words[1] == "in")
             });
             if is_rule {
                 let text = code.trim().to_owned();

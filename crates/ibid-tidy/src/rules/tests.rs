@@ -18,6 +18,7 @@ fn check_all(rule: &str, files: &[(&str, &str)], lines: &[usize]) {
 }
 
 const ENGINE: &str = "crates/ibid/src/engine/wait.rs";
+const CORE: &str = "crates/ibid-core/src/key.rs";
 const STORE: &str = "crates/ibid/src/store/memory.rs";
 
 #[test]
@@ -33,6 +34,13 @@ fn names_must_be_nouns_of_the_field() {
     );
     check("function-name", ENGINE, "fn told() {}\nfn tell() {}\nfn apply() {}\nfn ask() {}", &[1, 2]);
     check("function-participle", ENGINE, "fn encoded() {}\nfn loosely() {}\nfn apply() {}", &[1, 2]);
+    check(
+        "function-participle",
+        ENGINE,
+        "impl A {\nfn verified(self) -> A {}\nfn used(&self) -> u8 {}\n}",
+        &[3],
+    );
+    check("function-participle", ENGINE, "async fn closed() {}\nasync fn closed() -> u8 {}", &[2]);
     check(
         "local-name",
         ENGINE,
@@ -105,6 +113,8 @@ fn doc_comments_make_sense_alone() {
     );
     let text = "/// Waits.\npub async fn a() -> Result<(), E> {}\n/// Waits.\n///\n/// # Errors\npub async fn b() -> Result<(), E> {}";
     check("doc-errors", ENGINE, text, &[2]);
+    check("doc-errors", CORE, "/// Reads it.\npub fn a() -> Result<(), E> {}", &[2]);
+    check("doc-errors", ENGINE, "/// Asks it.\npub async fn a() -> LookupResult {}", &[]);
 }
 
 #[test]
@@ -120,6 +130,8 @@ fn layers_do_not_look_up() {
     check("module-edge", "crates/ibid-core/src/machine/mod.rs", "use crate::store::Store;", &[1]);
     check("module-edge", "crates/ibid/src/http/layer.rs", "use crate::store::memory;", &[1]);
     check("module-edge", "crates/ibid-console/src/lib.rs", "use ibid_core::machine::decide;", &[1]);
+    check("module-edge", "crates/ibid-dynamodb/src/lib.rs", "use ibid::Ibid;\nuse ibid_core::sql;", &[1]);
+    check("module-edge", ENGINE, "use crate::attempt::Attempt;\nuse crate::identity;", &[1]);
     check("store-edge", STORE, "use ibid_core::machine::EffectState;\nuse ibid_core::record::Record;", &[1]);
     let manifest = "[dependencies]\nibid.workspace = true\nibid-testkit.workspace = true\n[dev-dependencies]\nibid-testkit.workspace = true";
     check("crate-edge", "crates/ibid-console/Cargo.toml", manifest, &[3]);
@@ -137,6 +149,8 @@ fn only_the_machine_names_states() {
     check("state-outside-machine", "crates/ibid-core/src/machine/request.rs", "State::Completed", &[]);
     let text = "select 1 where state = 4\n  and r.state = $1 -- state = 4\n  or watch_state in (1, 2)\n";
     check("state-in-sql", "crates/ibid-cli/src/a.sql", text, &[1, 3]);
+    let text = "if old:byte(STATE) == 3 then\nlocal state = old:byte(STATE)\nif state ~= KEYS then";
+    check("state-in-sql", "crates/ibid/src/a.lua", text, &[1]);
 }
 
 #[test]

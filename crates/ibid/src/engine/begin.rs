@@ -3,19 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid_core::change::{Commit, StoredRecord};
+use ibid_core::change::{Change, Commit, StoredRecord};
 use ibid_core::machine::{self, BeginRequest, Decision, Event, Intent, Verdict};
 use ibid_core::policy::Policy;
-use ibid_core::scope::RecordId;
 use ibid_core::time::Timestamp;
-use metrics::counter;
 use tokio::time::Instant;
 
-use super::attempt_slots::CrowdedBy;
+use super::attempt_slots::{self, AttemptPermit};
 use super::begin_joins::{BeginLead, BeginRole, FoundRecord};
 use super::commit::{apply_change, count_lapses};
 use super::previous_identity::ResolvedId;
 use super::retry_after::RETRY_AFTER_MIN;
+use super::tenant_bound::CrowdedBy;
 use super::{Engine, StoredResponse, UnavailableError};
 use crate::telemetry;
 
@@ -28,25 +27,34 @@ pub(crate) struct DecidedRequest {
     pub(crate) stored: Option<StoredRecord>,
     /// An instant from before `stored` was read or written.
     pub(crate) at: Instant,
+    /// The slot of the attempt, if the request runs.
+    pub(crate) permit: Option<Arc<AttemptPermit>>,
 }
 
 impl DecidedRequest {
+    /// A decision after which nothing runs.
+    pub(crate) fn without_run(
+        ask: &Arc<BeginRequest>,
+        decision: Decision,
+        stored: Option<StoredRecord>,
+        at: Instant,
+    ) -> DecidedRequest {
+        DecidedRequest { ask: ask.clone(), decision, stored, at, permit: None }
+    }
+
     /// The decision on a record that has just changed too often: the request waits.
     fn contended(ask: &Arc<BeginRequest>) -> DecidedRequest {
-        DecidedRequest {
-            ask: ask.clone(),
-            decision: Decision::Wait { overlong: false },
-            stored: None,
-            at: Instant::now(),
-        }
+        DecidedRequest::without_run(ask, Decision::Wait { overlong: false }, None, Instant::now())
     }
 }
 
 /// Outcome of one decision and its commit.
 pub(super) enum Step {
     DecidedRequest(DecidedRequest),
-    /// Another write came first. This is the record that the store returned for a change sent at the instant.
-    Lost(Option<StoredRecord>, Instant),
+    /// Nothing was sent. This is the record that the store has, read or written by another begin after the instant.
+    Found(FoundRecord),
+    /// Another write came first. This is the record that the store returned.
+    Lost(FoundRecord),
 }
 
 impl Engine {
@@ -82,11 +90,14 @@ impl Engine {
             // Whether the last read is recent is checked once the key is reserved: until then nothing is executed.
             return Err(self.without_identity());
         }
+        // Before the breaker: it needs no store.
+        if let Some(decided) = self.decide_shared(ask).await {
+            return Ok(decided);
+        }
         let pass = self.breaker.enter(started).map_err(UnavailableError::refused_early)?;
-        let decided = match self.attempt_slots.crowded_by(&ask.identity.tenant) {
-            Some(by) => self.decide_crowded(ask, by, started).await,
-            None if ask.previous.is_empty() => self.decide(ask, Intent::MayRun, None, started).await,
-            None => self.decide_previous(ask, Intent::MayRun, started).await,
+        let decided = match ask.previous.is_empty() {
+            true => self.decide(ask, Intent::MayRun, None, started).await,
+            false => self.decide_previous(ask, Intent::MayRun, started).await,
         };
         match &decided {
             Ok(_) => pass.answered(),
@@ -96,24 +107,6 @@ impl Engine {
         }
         telemetry::record_seconds(&telemetry::BEGIN_TOOK, started.elapsed().as_secs_f64());
         decided.map_err(|refused| refused.with_breaker_pause(self.breaker.pause_left(Instant::now())))
-    }
-
-    /// Answers a request from its record while there is no room for another attempt, and refuses one that would run.
-    ///
-    /// Attempts pile up when an upstream hangs, and that is when clients retry.
-    async fn decide_crowded(
-        self: &Arc<Self>,
-        ask: &Arc<BeginRequest>,
-        by: CrowdedBy,
-        started: Instant,
-    ) -> Result<DecidedRequest, UnavailableError> {
-        let looked = self.deadlines.within(Some(started + self.begin_timeout), self.look(ask)).await;
-        let decided = looked.unwrap_or(Err(UnavailableError::no_reply()))?;
-        if decided.decision == Decision::Free {
-            counter!(telemetry::ATTEMPTS_REFUSED, "by" => by.label()).increment(1);
-            return Err(UnavailableError::no_room());
-        }
-        Ok(decided)
     }
 
     /// Decides on what is known, commits, and decides again with the newer record after a lost race.
@@ -132,8 +125,9 @@ impl Engine {
         for _ in 0..COMMIT_TRIES_MAX {
             match self.step(&ask, role, known, at, deadline).await? {
                 Step::DecidedRequest(decided) => return Ok(decided),
-                Step::Lost(newer, sent_at) => {
-                    (known, at) = (newer, sent_at);
+                Step::Found(found) => (known, at) = (found.stored, found.sent_at),
+                Step::Lost(newer) => {
+                    (known, at) = (newer.stored, newer.sent_at);
                     // A nonce names one write, and is used again only to repeat that write.
                     Arc::make_mut(&mut ask).nonce = self.nonces.draw();
                 }
@@ -184,18 +178,50 @@ impl Engine {
             Intent::MayRun if self.clock.is_unsure(at, lease) => Intent::MayRunNoTakeover,
             role => role,
         };
+        // A request that may run and knows no record always writes. It joins before it makes its change, because most of a burst
+        // of duplicates never needs one.
+        let mut lead = None;
+        if known.is_none() && role != Intent::ReadOnly {
+            match self.lead_or_join(ask, deadline).await? {
+                LeadOrFound::Lead(entered) => lead = Some(entered),
+                LeadOrFound::Found(found) => return Ok(Step::Found(found)),
+            }
+        }
         let now = known.as_ref().map_or(Timestamp::default(), |stored| stored.now);
-        let decided = |decision, stored, at| {
-            Ok(Step::DecidedRequest(DecidedRequest { ask: ask.clone(), decision, stored, at }))
-        };
         let event = Event::Request { ask, role };
         let (change, decision) = match machine::decide(known.as_ref().map(|s| &*s.record), &event, now) {
-            Verdict::Keep(decision) => return decided(decision, known, at),
+            Verdict::Keep(decision) => {
+                return Ok(Step::DecidedRequest(DecidedRequest::without_run(ask, decision, known, at)));
+            }
             Verdict::Write(change, decision) => (change, decision),
         };
-        let lead = match self.lead_or_join(ask.id, deadline).await? {
-            LeadOrFound::Lead(lead) => lead,
-            LeadOrFound::Found(found) => return Ok(Step::Lost(found.stored, found.sent_at)),
+        let lead = match lead {
+            Some(lead) => lead,
+            None => match self.lead_or_join(ask, deadline).await? {
+                LeadOrFound::Lead(lead) => lead,
+                LeadOrFound::Found(found) => return Ok(Step::Found(found)),
+            },
+        };
+        self.write_begin(ask, BeginWrite { lead, known, change, decision }, at, deadline).await
+    }
+
+    /// Commits what was decided. `at` is from before the known record was read.
+    async fn write_begin(
+        self: &Arc<Self>,
+        ask: &Arc<BeginRequest>,
+        write: BeginWrite<'_>,
+        at: Instant,
+        deadline: Instant,
+    ) -> Result<Step, UnavailableError> {
+        let BeginWrite { lead, known, change, decision } = write;
+        // Taken before the key is reserved, so that begins at the same moment can't exceed the bound together.
+        let permit = match decision {
+            Decision::Run { .. } => match self.attempt_slots.take(&ask.identity.tenant) {
+                Ok(permit) => Some(permit),
+                Err(by) if known.is_none() => return self.look_without_room(ask, lead, by, deadline).await,
+                Err(by) => return Err(attempt_slots::refuse(by)),
+            },
+            _ => None,
         };
         // The lease counts from just before the write that gives it.
         let at = if known.is_some() { Instant::now() } else { at };
@@ -211,7 +237,8 @@ impl Engine {
             Commit::Conflict(newer) => {
                 let newer = newer.map(|stored| *stored);
                 lead.publish(newer.as_ref(), at);
-                return Ok(Step::Lost(newer, at));
+                self.share_stored(newer.as_ref());
+                return Ok(Step::Lost(FoundRecord { stored: newer, sent_at: at }));
             }
         };
         lead.publish(Some(&stored), at);
@@ -222,7 +249,30 @@ impl Engine {
             self.abandon_begin(ask.clone());
             return Err(self.without_identity());
         }
-        decided(decision, Some(stored), at)
+        let stored = Some(stored);
+        Ok(Step::DecidedRequest(DecidedRequest { ask: ask.clone(), decision, stored, at, permit }))
+    }
+
+    /// Finds the record of a request that would run if it had none, while there is no room for another attempt. A request
+    /// without a record is refused.
+    ///
+    /// Attempts pile up when an upstream hangs, and that is when clients retry: stored records still answer.
+    async fn look_without_room(
+        &self,
+        ask: &BeginRequest,
+        lead: BeginLead<'_>,
+        by: CrowdedBy,
+        deadline: Instant,
+    ) -> Result<Step, UnavailableError> {
+        let sent_at = Instant::now();
+        let Some(Ok(stored)) = self.within(deadline, self.load(ask.id)).await else {
+            return Err(UnavailableError::no_reply());
+        };
+        if stored.is_none() {
+            return Err(attempt_slots::refuse(by));
+        }
+        lead.publish(stored.as_ref(), sent_at);
+        Ok(Step::Found(FoundRecord { stored, sent_at }))
     }
 
     /// Waits for the begin of this record that is on its way in this process, if there is one. Returns its result, or the
@@ -232,17 +282,17 @@ impl Engine {
     /// store. It decides on the result with its own fingerprint, like a begin that lost a race.
     async fn lead_or_join(
         &self,
-        id: RecordId,
+        ask: &BeginRequest,
         deadline: Instant,
     ) -> Result<LeadOrFound<'_>, UnavailableError> {
         let refused = UnavailableError::refused_early(RETRY_AFTER_MIN);
         for _ in 0..JOINS_MAX {
-            let mut join = match self.begin_joins.enter(id) {
+            let mut join = match self.begin_joins.enter(ask.id, &ask.identity.tenant) {
                 BeginRole::Lead(lead) => return Ok(LeadOrFound::Lead(lead)),
                 BeginRole::Join(join) => join,
                 BeginRole::Full => return Err(refused),
             };
-            match self.deadlines.within(Some(deadline), join.result()).await {
+            match self.within(deadline, join.result()).await {
                 Some(Some(found)) => return Ok(LeadOrFound::Found(found)),
                 // The other begin failed, and may have been sent. Its writer makes sure that it loses.
                 Some(None) if Instant::now() < deadline => {}
@@ -266,6 +316,15 @@ impl Engine {
     pub(crate) fn is_clock_unsure(&self, lease: Duration) -> bool {
         self.clock.is_unsure(Instant::now(), lease)
     }
+}
+
+/// A decision whose change has yet to be committed.
+struct BeginWrite<'a> {
+    lead: BeginLead<'a>,
+    /// The record that was decided on.
+    known: Option<StoredRecord>,
+    change: Arc<Change>,
+    decision: Decision,
 }
 
 /// The right to send a begin, or the result of another begin of the same record.

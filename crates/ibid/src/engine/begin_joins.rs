@@ -5,22 +5,24 @@
 //! flight, so each duplicate would wait for the commits of all before it.
 
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use foldhash::fast::RandomState;
 use ibid_core::change::StoredRecord;
-use ibid_core::scope::RecordId;
+use ibid_core::scope::{RecordId, Tenant};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::tenant_bound::{TenantBound, TenantPermit};
+
 /// The begins of one process that are queued or in flight.
-#[derive(Default)]
 pub(crate) struct BeginJoins {
-    leads: Mutex<HashMap<RecordId, watch::Receiver<Option<FoundRecord>>, RandomState>>,
-    joined: Arc<AtomicUsize>,
+    /// The begins that send their write. Most are alone, so a channel is made for the first begin that joins.
+    leads: Mutex<HashMap<RecordId, Option<ResultSender>, RandomState>>,
+    joined: TenantBound,
 }
+
+type ResultSender = watch::Sender<Option<FoundRecord>>;
 
 /// The record that the store has after a begin, or that was in the begin's way.
 #[derive(Clone, Debug)]
@@ -37,51 +39,61 @@ pub(super) enum BeginRole<'a> {
     Lead(BeginLead<'a>),
     /// Another begin of the record is on its way.
     Join(BeginJoin),
-    /// Too many begins wait for others already.
+    /// Too many begins wait for others already, in all or of this tenant.
     Full,
 }
 
 /// The begin that sends its write. Dropped without a result, its joined begins learn that it failed.
 pub(super) struct BeginLead<'a> {
     joins: &'a BeginJoins,
-    id: RecordId,
-    result: watch::Sender<Option<FoundRecord>>,
+    /// `None` once it has left.
+    id: Option<RecordId>,
 }
 
 /// A begin that waits for another one's result.
 pub(super) struct BeginJoin {
     result: watch::Receiver<Option<FoundRecord>>,
-    joined: Arc<AtomicUsize>,
+    _permit: TenantPermit,
+}
+
+impl Default for BeginJoins {
+    fn default() -> Self {
+        BeginJoins { leads: Mutex::default(), joined: TenantBound::new(JOINED_MAX) }
+    }
 }
 
 impl BeginJoins {
     /// Enters a begin of this record.
-    pub(super) fn enter(&self, id: RecordId) -> BeginRole<'_> {
+    pub(super) fn enter(&self, id: RecordId, tenant: &Tenant) -> BeginRole<'_> {
         let mut leads = self.leads.lock();
-        if let Some(result) = leads.get(&id) {
-            if self.joined.fetch_add(1, Ordering::SeqCst) >= JOINED_MAX {
-                self.joined.fetch_sub(1, Ordering::SeqCst);
-                return BeginRole::Full;
-            }
-            return BeginRole::Join(BeginJoin { result: result.clone(), joined: self.joined.clone() });
-        }
-        let (sender, receiver) = watch::channel(None);
-        leads.insert(id, receiver);
-        BeginRole::Lead(BeginLead { joins: self, id, result: sender })
+        let Some(lead) = leads.get_mut(&id) else {
+            leads.insert(id, None);
+            return BeginRole::Lead(BeginLead { joins: self, id: Some(id) });
+        };
+        let Ok(permit) = self.joined.take(tenant, 1) else { return BeginRole::Full };
+        let result = lead.get_or_insert_with(|| watch::Sender::new(None)).subscribe();
+        BeginRole::Join(BeginJoin { result, _permit: permit })
     }
 }
 
 impl BeginLead<'_> {
     /// Gives the joined begins the record that they would have found.
-    pub(super) fn publish(self, stored: Option<&StoredRecord>, sent_at: Instant) {
-        self.result.send_replace(Some(FoundRecord { stored: stored.cloned(), sent_at }));
+    pub(super) fn publish(mut self, stored: Option<&StoredRecord>, sent_at: Instant) {
+        if let Some(result) = self.leave() {
+            result.send_replace(Some(FoundRecord { stored: stored.cloned(), sent_at }));
+        }
+    }
+
+    /// Makes way for the next begin, once. Returns the channel to those that have joined this one.
+    fn leave(&mut self) -> Option<ResultSender> {
+        self.joins.leads.lock().remove(&self.id.take()?).flatten()
     }
 }
 
 impl Drop for BeginLead<'_> {
     fn drop(&mut self) {
-        // Before the sender is dropped: a begin that learns of a failure must not join the failed one again.
-        self.joins.leads.lock().remove(&self.id);
+        // It leaves before the channel is closed: a begin that learns of a failure must not join the failed one again.
+        drop(self.leave());
     }
 }
 
@@ -92,14 +104,8 @@ impl BeginJoin {
     }
 }
 
-impl Drop for BeginJoin {
-    fn drop(&mut self) {
-        self.joined.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// Begins that may wait for others. A joined begin holds its request in memory, and this is as many as may be queued for
-/// the store.
+/// Begins that may wait for others; one tenant may have half of them. A joined begin holds its request in memory, and this is as
+/// many as may be queued for the store.
 const JOINED_MAX: usize = 20_000;
 
 #[cfg(test)]
@@ -111,14 +117,14 @@ mod tests {
     }
 
     fn lead(joins: &BeginJoins, n: u8) -> BeginLead<'_> {
-        match joins.enter(id(n)) {
+        match joins.enter(id(n), &Tenant::only()) {
             BeginRole::Lead(lead) => lead,
             _ => panic!("a begin of this record is on its way"),
         }
     }
 
     fn join(joins: &BeginJoins, n: u8) -> BeginJoin {
-        match joins.enter(id(n)) {
+        match joins.enter(id(n), &Tenant::only()) {
             BeginRole::Join(join) => join,
             _ => panic!("no begin of this record is on its way"),
         }
@@ -147,14 +153,38 @@ mod tests {
         drop(lead(&joins, 1));
     }
 
-    #[test]
-    fn joined_begins_are_bounded() {
+    #[tokio::test]
+    async fn a_published_begin_leaves_the_next_one_alone() {
         let joins = BeginJoins::default();
-        let _first = lead(&joins, 1);
-        let mut joined: Vec<_> = (0..JOINED_MAX).map(|_| join(&joins, 1)).collect();
-        assert!(matches!(joins.enter(id(1)), BeginRole::Full));
-        assert!(matches!(joins.enter(id(2)), BeginRole::Lead(_)), "a begin that sends is not refused here");
+        let first = lead(&joins, 1);
+        first.publish(None, Instant::now());
+        let second = lead(&joins, 1);
+        let mut joined = join(&joins, 1);
+        second.publish(None, Instant::now());
+        assert!(joined.result().await.is_some());
+        assert!(joins.leads.lock().is_empty());
+    }
+
+    #[test]
+    fn joined_begins_of_a_tenant_leave_room_for_others() {
+        let joins = BeginJoins::default();
+        let tenant = |name| Tenant::new(name).expect("a good name");
+        let (noisy, other, third) = (tenant("noisy"), tenant("other"), tenant("third"));
+        let (_first, _second) = (lead(&joins, 1), lead(&joins, 2));
+        let enter = |n, tenant: &Tenant| match joins.enter(id(n), tenant) {
+            BeginRole::Join(join) => Some(join),
+            BeginRole::Full => None,
+            BeginRole::Lead(_) => panic!("no begin of this record is on its way"),
+        };
+        let mut joined: Vec<_> = (0..JOINED_MAX / 2).map(|_| enter(1, &noisy).expect("room")).collect();
+        assert!(enter(1, &noisy).is_none(), "it has its half");
+        assert!(
+            matches!(joins.enter(id(3), &noisy), BeginRole::Lead(_)),
+            "a begin that sends is not refused here"
+        );
+        joined.extend((0..JOINED_MAX / 2).map(|_| enter(2, &other).expect("the other half")));
+        assert!(enter(2, &third).is_none(), "the process is full");
         joined.pop();
-        drop(join(&joins, 1));
+        assert!(enter(2, &third).is_some());
     }
 }

@@ -10,7 +10,7 @@ use metrics::gauge;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use crate::random::jitter;
+use crate::backoff::shorten;
 use crate::telemetry;
 
 #[derive(Default)]
@@ -126,7 +126,7 @@ impl Pass<'_> {
     fn fail(&self, now: Instant) {
         let open = |pause: Duration| BreakerState::Open {
             // Spread, so that not all nodes probe at once, but never longer than the pause.
-            until: now + pause.mul_f64(0.75 + 0.25 * jitter()),
+            until: now + shorten(pause),
             pause: (pause * 2).min(PAUSE_MAX),
             probing: false,
         };

@@ -81,12 +81,17 @@ impl Cache {
         read_at: Instant,
         now: Timestamp,
     ) {
-        if record.state != State::Completed || record.flags.not_retained {
+        if !may_be_cached(record) {
             return;
         }
         let cached = CachedResponse { record: record.clone(), response: response.clone(), read_at, now };
         self.entries.insert(record.id, cached);
     }
+}
+
+/// Returns whether the record is completed and has its response.
+pub(super) fn may_be_cached(record: &Record) -> bool {
+    record.state == State::Completed && !record.flags.not_retained
 }
 
 #[derive(Clone)]
@@ -139,7 +144,7 @@ mod tests {
         let mut draft =
             Draft { expires_in: Some(Duration::from_secs(3600)), ..draft(&name, State::Completed) };
         Arc::make_mut(&mut draft.identity).operation.path = path.into();
-        insert(&name, draft).applied(Stamp { now: Timestamp::default() }, None).expect("a record")
+        insert(&name, draft).apply(Stamp { now: Timestamp::default() }, None).expect("a record")
     }
 
     fn put(cache: &Cache, record: &Arc<Record>) {

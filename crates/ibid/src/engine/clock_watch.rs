@@ -1,7 +1,9 @@
 //! Compares the store's clock with this process's monotonic clock, and remembers store outages.
 //!
 //! After a clock jump or an outage a lapsed lease may belong to a live attempt, so no request takes over to run for one
-//! lease period. The node's clock can only delay a takeover.
+//! lease period. A start counts as a jump: T1 (a live node) holds a lease; the store fails over to a server whose clock is
+//! ahead; T2 (a node that has just started) reads the lease as lapsed and has no earlier reading that would show the jump.
+//! The node's clock can only delay a takeover.
 
 use std::time::Duration;
 use tokio::time::Instant;
@@ -9,8 +11,11 @@ use tokio::time::Instant;
 use ibid_core::time::Timestamp;
 use parking_lot::Mutex;
 
-#[derive(Default)]
-pub(crate) struct ClockWatch(Mutex<ClockReading>);
+pub(crate) struct ClockWatch {
+    /// The first reading is believed, as if an earlier one agreed with it.
+    trusts_first: bool,
+    observed: Mutex<ClockReading>,
+}
 
 #[derive(Default)]
 struct ClockReading {
@@ -57,14 +62,20 @@ fn micros_between(from: Instant, to: Instant) -> i64 {
 }
 
 impl ClockWatch {
+    /// Watches from now on. Takeovers wait for one lease after the first reading, unless the caller `trusts_first`.
+    pub(crate) fn new(trusts_first: bool) -> ClockWatch {
+        ClockWatch { trusts_first, observed: Mutex::default() }
+    }
+
     /// Notes that the store returned `now` for an operation that was sent at `sent_at` and answered at `arrived_at`.
     ///
     /// The store read its clock at some instant between the two. An operation that waited in a queue is no jump.
     pub(crate) fn observe(&self, sent_at: Instant, arrived_at: Instant, now: Timestamp) {
-        let mut observed = self.0.lock();
+        let mut observed = self.observed.lock();
         let reading = Reading { sent_at, arrived_at, now };
         let Some(last) = observed.last else {
             observed.last = Some(reading);
+            observed.jumped_at = (!self.trusts_first).then_some(arrived_at);
             return;
         };
         // One of many changes of one commit, and not sent later than the one observed last.
@@ -88,12 +99,19 @@ impl ClockWatch {
         }
     }
 
+    /// Returns the latest time that the store's clock can show at `at`; `None` if its last reading is too old to tell.
+    pub(crate) fn latest_now(&self, at: Instant) -> Option<Timestamp> {
+        let last = self.observed.lock().last?;
+        let since = at.saturating_duration_since(last.sent_at);
+        (since <= READING_FOR_MAX).then(|| last.now.after(since))
+    }
+
     /// Returns whether the reaper must wait, because the store's clock has leapt forward.
     ///
     /// It waits for as long as the leap was, a day at most: until then it would remove what has not expired by any other
     /// clock, and could not take that back.
     pub(crate) fn is_ahead(&self, at: Instant) -> bool {
-        let leapt = self.0.lock().leapt;
+        let leapt = self.observed.lock().leapt;
         leapt.is_some_and(|(leapt_at, length)| {
             at.saturating_duration_since(leapt_at) < length.min(AHEAD_FOR_MAX)
         })
@@ -102,14 +120,17 @@ impl ClockWatch {
     /// Notes that the store did not answer. Meanwhile no owner could renew its lease, and a failover may lose the last
     /// renewals.
     pub(crate) fn failed(&self, at: Instant) {
-        let mut observed = self.0.lock();
+        let mut observed = self.observed.lock();
         observed.away_at.get_or_insert(at);
     }
 
     /// Returns whether a takeover must wait, for a record with this lease.
     pub(crate) fn is_unsure(&self, at: Instant, lease: Duration) -> bool {
-        let observed = self.0.lock();
-        observed.jumped_at.is_some_and(|jumped_at| at.saturating_duration_since(jumped_at) < lease)
+        let observed = self.observed.lock();
+        match observed.jumped_at {
+            Some(jumped_at) => at.saturating_duration_since(jumped_at) < lease,
+            None => observed.last.is_none() && !self.trusts_first,
+        }
     }
 }
 
@@ -136,7 +157,7 @@ mod tests {
 
     #[test]
     fn clocks_that_agree_leave_takeovers_alone() {
-        let (watch, start) = (ClockWatch::default(), Instant::now());
+        let (watch, start) = (ClockWatch::new(true), Instant::now());
         for secs in [0, 1, 5, 600] {
             let (own, store) = at(start, secs);
             watch.observe(own, own, store);
@@ -145,8 +166,20 @@ mod tests {
     }
 
     #[test]
+    fn takeovers_wait_for_one_lease_after_the_first_reading() {
+        let (watch, start, lease) = (ClockWatch::new(false), Instant::now(), Duration::from_secs(60));
+        assert!(watch.is_unsure(start, lease), "nothing was read yet");
+        for secs in [100, 101, 159] {
+            let (own, store) = at(start, secs);
+            watch.observe(own, own, store);
+            assert!(watch.is_unsure(own, lease), "{secs} s");
+        }
+        assert!(!watch.is_unsure(start + Duration::from_secs(160), lease));
+    }
+
+    #[test]
     fn takeovers_wait_for_one_lease_after_an_outage_but_not_a_blip() {
-        let (watch, start, lease) = (ClockWatch::default(), Instant::now(), Duration::from_secs(60));
+        let (watch, start, lease) = (ClockWatch::new(true), Instant::now(), Duration::from_secs(60));
         let answered = |secs| watch.observe(at(start, secs).0, at(start, secs).0, at(start, secs).1);
         answered(100);
         watch.failed(start + Duration::from_secs(101));
@@ -164,7 +197,7 @@ mod tests {
     #[test]
     fn takeovers_wait_for_one_lease_after_a_jump_either_way() {
         for shift in [3_600_000_000i64, -3_600_000_000] {
-            let (watch, start) = (ClockWatch::default(), Instant::now());
+            let (watch, start) = (ClockWatch::new(true), Instant::now());
             let (own, store) = at(start, 10_000);
             watch.observe(own, own, store);
             watch.observe(own, own, Timestamp::from_micros(store.as_micros() + shift));
@@ -175,7 +208,7 @@ mod tests {
 
     #[test]
     fn an_operation_that_took_long_is_no_jump() {
-        let (watch, start) = (ClockWatch::default(), Instant::now());
+        let (watch, start) = (ClockWatch::new(true), Instant::now());
         let secs = |secs| at(start, secs).0;
         // Sent at 10 s, read by the store at 10 s or at 15 s, and answered at 15 s.
         for (read_at, next_at) in [(10, 16), (25, 36)] {
@@ -191,7 +224,7 @@ mod tests {
 
     #[test]
     fn the_reaper_waits_as_long_as_the_clock_leapt_forward() {
-        let (watch, start, hour) = (ClockWatch::default(), Instant::now(), Duration::from_secs(3600));
+        let (watch, start, hour) = (ClockWatch::new(true), Instant::now(), Duration::from_secs(3600));
         let micros = |hours: i64| Timestamp::from_micros(hours * 3_600_000_000);
         watch.observe(start, start, micros(100));
         assert!(!watch.is_ahead(start));

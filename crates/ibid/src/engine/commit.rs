@@ -20,12 +20,14 @@ use crate::backoff::Backoff;
 use crate::failpoint::{self, Hit};
 use crate::telemetry;
 
-/// Limit after which a write or a read that the store rejects permanently is abandoned. An outage is always waited out.
+/// Limit after which a write or a read that the store refuses is abandoned. A write whose fate is unknown never is: it is sent
+/// again until the store answers, however long an outage lasts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum GiveUp {
-    /// After [`SOON_TRIES_MAX`] tries: upkeep finds the record again in its next round.
+    /// After [`SOON_TRIES_MAX`] permanent rejections, or tries that found the row locked: upkeep finds the record again in its
+    /// next round.
     Soon,
-    /// After [`LATE_TRIES_MAX`] tries: for data that only this process has, such as a response.
+    /// After [`LATE_TRIES_MAX`] permanent rejections: for data that only this process has, such as a response.
     Late,
 }
 
@@ -59,17 +61,7 @@ impl Engine {
         // A begin that was never sent says nothing about the store.
         let mut refusal = UnavailableError::refused_early(RETRY_AFTER_MIN);
         loop {
-            let sending = async {
-                if failpoint::at("begin.before").await == Hit::Error {
-                    return Err(StoreError::transient("failing", "begin", "a failpoint"));
-                }
-                let fate = self.store.commit(change.clone(), Some(deadline.into_std())).await;
-                match failpoint::at("begin.after").await {
-                    Hit::Lost => Err(StoreError::transient("failing", "begin", "a failpoint")),
-                    Hit::Go | Hit::Error => fate,
-                }
-            };
-            match self.deadlines.within(Some(deadline), sending).await {
+            match self.within(deadline, self.send_begin(change, deadline)).await {
                 // The row may be locked by our own first send, whose connection broke while the server still commits it.
                 // Until that is known, this is no answer.
                 Some(Ok(commit)) if sent && is_held_and_due(change, &commit) => {}
@@ -77,10 +69,10 @@ impl Engine {
                     self.observe(at, &commit);
                     return Ok(commit);
                 }
-                Some(Err(error)) if error.is_overloaded() && !sent => {
+                Some(Err(error)) if error.is_unsent() && !sent => {
                     return Err(UnavailableError::refused_early(RETRY_AFTER_MIN));
                 }
-                Some(Err(error)) if error.is_overloaded() => break,
+                Some(Err(error)) if error.is_unsent() => break,
                 Some(Err(error)) => {
                     self.count_error(&error);
                     sent |= !error.is_unwritten();
@@ -93,7 +85,11 @@ impl Engine {
                         };
                         break;
                     }
-                    refusal = UnavailableError::no_reply();
+                    refusal = match error.is_contended() {
+                        // The store answered: this one row is locked.
+                        true => UnavailableError::refused_early(RETRY_AFTER_MIN),
+                        false => UnavailableError::no_reply(),
+                    };
                 }
                 // Still queued or in flight: it may yet be written.
                 None => {
@@ -115,10 +111,22 @@ impl Engine {
         Err(refusal)
     }
 
+    async fn send_begin(&self, change: &Arc<Change>, deadline: Instant) -> Result<Commit, StoreError> {
+        if failpoint::at("begin.before").await == Hit::Error {
+            return Err(StoreError::transient("failing", "begin", "a failpoint"));
+        }
+        let result = self.store.commit(change.clone(), Some(deadline.into_std())).await;
+        match failpoint::at("begin.after").await {
+            Hit::Lost => Err(StoreError::transient("failing", "begin", "a failpoint")),
+            Hit::Go | Hit::Error => result,
+        }
+    }
+
     /// Writes over a begin whose fate is unknown, in the background, so that the begin loses if it arrives late.
     pub(super) fn abandon_begin(self: &Arc<Self>, ask: Arc<BeginRequest>) {
         let engine = self.clone();
-        self.background.spawn_give_up(ask.body_bytes(), async move {
+        let identity = ask.identity.clone();
+        self.background.spawn_give_up(&identity.tenant, ask.body_bytes(), async move {
             // If the record can't be read at all, the begin stays as it is, and lapses. A key that is retried every second
             // must not leave a task behind each time.
             if let Ok(known) = engine.load_until_done(ask.id, GiveUp::Soon).await {
@@ -134,7 +142,7 @@ impl Engine {
     /// gets a fresh nonce.
     ///
     /// Retries until the store answers, however long an outage lasts: the caller bounds its own patience. Only a write
-    /// that the store rejects permanently ends early, by `give_up`.
+    /// that the store refuses ends early, by `give_up`.
     pub(crate) async fn write_until_done<'a>(
         &self,
         known: Option<StoredRecord>,
@@ -200,7 +208,7 @@ impl Engine {
                     if retry.lost_reply_until.is_some_and(|until| at < until)
                         && is_held_and_due(change, &commit) => {}
                 Ok(commit) => {
-                    retry.rejections = 0;
+                    retry.refusals = 0;
                     self.observe(at, &commit);
                     return Ok(commit);
                 }
@@ -209,12 +217,23 @@ impl Engine {
                     if !error.is_unwritten() {
                         retry.lost_reply_until = Some(Instant::now() + LOST_REPLY_HOLDS_FOR);
                     }
-                    let (record, cause) = (change.id.short(), &error as &dyn std::error::Error);
-                    if retry.gives_up(&error) {
-                        tracing::error!(%record, error = cause, "store rejects a write permanently; write abandoned");
-                        return Err(error);
+                    let record = change.id.short();
+                    tracing::warn!(%record, error = &error as &dyn std::error::Error, "write failed");
+                    if retry.gives_up(retry.is_refusal(&error, at)) {
+                        // An earlier send may have been written without a reply. If the record can't be read either, this is an
+                        // outage, which is waited out.
+                        match self.load(change.id).await {
+                            Ok(Some(stored)) if change.is_stored_as(&stored) => {
+                                return Ok(Commit::Conflict(Some(Box::new(stored))));
+                            }
+                            Err(unread) if unread.is_transient() => {}
+                            _ => {
+                                let cause = &error as &dyn std::error::Error;
+                                tracing::error!(%record, error = cause, "store refuses a write; write abandoned");
+                                return Err(error);
+                            }
+                        }
                     }
-                    tracing::warn!(%record, error = cause, "write failed; retrying");
                 }
             }
             tokio::time::sleep(retry.backoff.next()).await;
@@ -237,7 +256,7 @@ impl Engine {
                 Ok(stored) => return Ok(stored),
                 Err(error) => error,
             };
-            if retry.gives_up(&error) {
+            if retry.gives_up(!error.is_transient()) {
                 let record = id.short();
                 tracing::error!(%record, error = &error as &dyn std::error::Error, "record can't be read; read abandoned");
                 return Err(error);
@@ -255,10 +274,9 @@ impl Engine {
     }
 
     fn observe(&self, at: Instant, commit: &Commit) {
-        let arrived_at = Instant::now();
         match commit {
-            Commit::Done(stamp) => self.clock.observe(at, arrived_at, stamp.now),
-            Commit::Conflict(Some(stored)) => self.clock.observe(at, arrived_at, stored.now),
+            Commit::Done(stamp) => self.clock.observe(at, Instant::now(), stamp.now),
+            Commit::Conflict(Some(stored)) => self.observe_read(at, stored.now),
             Commit::Conflict(None) => {}
         }
     }
@@ -270,37 +288,47 @@ impl Engine {
     }
 
     /// Notes an outage. No owner can renew its lease meanwhile, so a lease that has lapsed when the store is back may be of
-    /// a live attempt.
+    /// a live attempt. A locked row is no outage.
     pub(super) fn watch_error(&self, error: &StoreError) {
-        if error.is_transient() {
+        if error.is_transient() && !error.is_contended() {
             self.clock.failed(Instant::now());
         }
     }
 }
 
-/// The pauses and the rejections of one operation that is retried until it is done.
+/// The pauses and the refusals of one operation that is retried until it is done.
 struct Retry {
     backoff: Backoff,
     give_up: GiveUp,
-    /// Permanent rejections in a row.
-    rejections: u32,
+    /// Refusals in a row.
+    refusals: u32,
     /// Instant until which a send without a reply may still hold the row.
     lost_reply_until: Option<Instant>,
 }
 
 impl Retry {
     fn new(give_up: GiveUp) -> Retry {
-        Retry { backoff: Backoff::new(RETRY_MIN, RETRY_MAX), give_up, rejections: 0, lost_reply_until: None }
+        Retry { backoff: Backoff::new(RETRY_MIN, RETRY_MAX), give_up, refusals: 0, lost_reply_until: None }
     }
 
-    /// Counts an error. Returns whether the operation is to be abandoned.
-    fn gives_up(&mut self, error: &StoreError) -> bool {
-        self.rejections = if error.is_transient() { 0 } else { self.rejections + 1 };
+    /// Returns whether the store has refused a write that was sent at `at`: permanently or, for upkeep, because the row is
+    /// locked. While an earlier send may still hold the row, a lock says nothing.
+    fn is_refusal(&self, error: &StoreError, at: Instant) -> bool {
+        let is_held = || self.lost_reply_until.is_some_and(|until| at < until);
+        match self.give_up {
+            GiveUp::Soon => !error.is_transient() || error.is_contended() && !is_held(),
+            GiveUp::Late => !error.is_transient(),
+        }
+    }
+
+    /// Counts a failure. Returns whether the operation is to be abandoned.
+    fn gives_up(&mut self, is_refusal: bool) -> bool {
+        self.refusals = if is_refusal { self.refusals + 1 } else { 0 };
         let tries_max = match self.give_up {
             GiveUp::Soon => SOON_TRIES_MAX,
             GiveUp::Late => LATE_TRIES_MAX,
         };
-        self.rejections >= tries_max
+        self.refusals >= tries_max
     }
 }
 
@@ -348,8 +376,8 @@ const BEGIN_RETRY_MAX: Duration = Duration::from_millis(200);
 /// Longest pause of a write that is retried until it is done: the end of an outage is noticed within seconds.
 const RETRY_MAX: Duration = Duration::from_secs(2);
 
-/// Permanent rejections in a row before upkeep abandons a write. The next round tries again, and one such record must not
-/// hold up the others: six tries take a third of a second.
+/// Refusals in a row before upkeep abandons a write. The next round tries again, and one such record must not hold up the
+/// others: the pauses of six tries take a third of a second, and a store waits a quarter of a second for a locked row.
 const SOON_TRIES_MAX: u32 = 6;
 
 /// Permanent rejections in a row before an attempt abandons its result: about a day. By then a password, a right or a table

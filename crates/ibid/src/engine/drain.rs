@@ -5,69 +5,44 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::Notify;
 
-/// The counters of one engine. Clones share them.
+/// The count of one engine. Clones share it.
 #[derive(Clone, Default)]
-pub(crate) struct Drain(Arc<Counters>);
+pub(crate) struct Drain(Arc<DrainCount>);
 
 #[derive(Default)]
-struct Counters {
-    /// Live attempts, those whose client has gone included.
-    attempts: AtomicUsize,
-    /// Begins in flight, which may still become attempts.
-    begins: AtomicUsize,
-    /// Background writes that wait for the store.
-    writes: AtomicUsize,
-    /// Notified when a counter reaches zero.
+struct DrainCount {
+    count: AtomicUsize,
+    /// Notified when the count reaches zero.
     emptied: Notify,
 }
 
 impl Drain {
-    /// Counts an attempt until the guard is dropped.
-    pub(super) fn track_attempt(&self) -> DrainGuard {
-        self.track(|counters| &counters.attempts)
-    }
-
-    /// Counts a begin until the guard is dropped.
-    pub(crate) fn track_begin(&self) -> DrainGuard {
-        self.track(|counters| &counters.begins)
-    }
-
-    /// Counts a background write until the guard is dropped.
-    pub(super) fn track_write(&self) -> DrainGuard {
-        self.track(|counters| &counters.writes)
+    /// Counts a begin, an attempt or a background write until the guard is dropped.
+    pub(crate) fn track(&self) -> DrainGuard {
+        self.0.count.fetch_add(1, Ordering::SeqCst);
+        DrainGuard(self.0.clone())
     }
 
     /// Waits until nothing is counted any more.
     pub(super) async fn wait_until_empty(&self) {
         loop {
-            // Created before the counters are read, so that no notification is missed.
+            // Created before the count is read, so that no notification is missed.
             let emptied = self.0.emptied.notified();
-            let counters = [&self.0.attempts, &self.0.begins, &self.0.writes];
-            if counters.iter().all(|counter| counter.load(Ordering::SeqCst) == 0) {
+            if self.0.count.load(Ordering::SeqCst) == 0 {
                 return;
             }
             emptied.await;
         }
     }
-
-    fn track(&self, counter: Counter) -> DrainGuard {
-        counter(&self.0).fetch_add(1, Ordering::SeqCst);
-        DrainGuard { counters: self.0.clone(), counter }
-    }
 }
-
-type Counter = fn(&Counters) -> &AtomicUsize;
 
 /// Keeps a begin, an attempt or a background write counted until it is dropped.
-pub(crate) struct DrainGuard {
-    counters: Arc<Counters>,
-    counter: Counter,
-}
+pub(crate) struct DrainGuard(Arc<DrainCount>);
 
 impl Drop for DrainGuard {
     fn drop(&mut self) {
-        if (self.counter)(&self.counters).fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.counters.emptied.notify_waiters();
+        if self.0.count.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.emptied.notify_waiters();
         }
     }
 }

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 /// The requests of one tenant within the last five to ten minutes.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct TenantRate {
     /// Tenant that sent the requests.
     pub tenant: Tenant,

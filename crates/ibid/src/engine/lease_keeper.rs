@@ -399,7 +399,7 @@ mod tests {
         let policy = Arc::new(Policy::default().with(|policy| policy.lease = lease));
         let draft = Draft { policy, ..contract::draft(&name, State::InProgress) };
         let change = contract::insert(&name, draft);
-        change.applied(Stamp { now: Timestamp::default() }, None).expect("a record")
+        change.apply(Stamp { now: Timestamp::default() }, None).expect("a record")
     }
 
     #[test]

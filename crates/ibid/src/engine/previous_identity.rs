@@ -72,9 +72,7 @@ impl Engine {
             return Ok(current);
         }
         let ids: Vec<RecordId> = std::iter::once(current).chain(previous.iter().copied()).collect();
-        let deadline = Instant::now() + self.begin_timeout;
-        let loaded = self.deadlines.within(Some(deadline), self.load_all(ids)).await;
-        let loaded = loaded.unwrap_or_else(|| Err(self.no_reply()))?;
+        let loaded = self.load_all(ids).await?;
         let holds = |stored: &&StoredRecord| machine::holds_key(&stored.record, stored.now);
         let stored = loaded.iter().flatten().find(holds).or_else(|| loaded.iter().flatten().next());
         Ok(stored.map_or(current, |stored| stored.record.id))
@@ -87,7 +85,7 @@ impl Engine {
         deadline: Instant,
     ) -> Result<(ResolvedId, Vec<StoredRecord>), UnavailableError> {
         let ids = std::iter::once(ask.id).chain(ask.previous.iter().map(|name| name.id)).collect();
-        let loaded = self.deadlines.within(Some(deadline), self.load_all(ids)).await;
+        let loaded = self.within(deadline, self.load_all(ids)).await;
         let Some(Ok(loaded)) = loaded else { return Err(UnavailableError::no_reply()) };
         let mut loaded = loaded.into_iter();
         let current = loaded.next().flatten();

@@ -46,4 +46,4 @@ fn parse(text: &[u8]) -> Vec<SecretId> {
 }
 
 /// Name of the setting.
-const SETTING: &str = "secrets";
+pub(crate) const SETTING: &str = "secrets";

@@ -90,7 +90,7 @@ mod tests {
             ..contract::draft(&name, State::InProgress)
         };
         let change = contract::insert(&name, draft);
-        let record = change.applied(Stamp { now: begun_at }, None).expect("a record");
+        let record = change.apply(Stamp { now: begun_at }, None).expect("a record");
         let retry_after = |secs| retry_after_for_duplicate(&record, after(secs)).as_secs();
         assert_eq!([0, 1, 7, 29, 45, 59, 70].map(retry_after), [1, 1, 7, 29, 15, 1, 1]);
     }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use ibid_core::fingerprint::{Secret, SecretId, Secrets};
+use ibid_core::fingerprint::{Secret, SecretError, SecretId, Secrets};
 use ibid_core::scope::RecordId;
-use ibid_core::store::{Store, StoreError};
+use ibid_core::store::{Durability, Store, StoreError, StoreFacts};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
@@ -27,6 +27,7 @@ use super::readiness::Readiness;
 use super::registered_secrets;
 use super::waiters::Waiters;
 use crate::failpoint;
+use crate::front::SharedCache;
 use crate::identity::{self, IdentityError, StoreIdentity};
 use crate::random::{Nonces, random};
 
@@ -51,10 +52,17 @@ pub struct Settings {
     pub cache_bytes: u64,
     /// Time that a cached record is used without asking the store: an operator's `forget` is final after that.
     pub cache_ttl: Duration,
+    /// A cache of completed responses that all nodes share, asked before the store. It needs `cache_ttl`, too.
+    pub front: Option<Arc<dyn SharedCache>>,
     /// Attempts that live in this process at once; one tenant may have half of them. A client that hangs up leaves its
     /// attempt running, so connections do not bound them. Past this, new keys are refused
     /// ([`UnavailableError::is_overloaded`](super::UnavailableError::is_overloaded)), and stored records still answer.
     pub attempts_max: usize,
+    /// Lets a lapsed request run again as soon as this process has started. By default it waits for one lease from
+    /// the store's first answer: the store may have failed over to a server whose clock is ahead, or may have been away,
+    /// and then the owner of a lapsed lease may be alive. Set it only if the process is the only one that uses the store,
+    /// so that no attempt of an earlier process can be alive.
+    pub may_take_over_at_start: bool,
     /// The share of a tenant's requests that may be duplicates, from 0 to 1. The gauge
     /// `ibid_tenants_above_duplicate_rate` counts the tenants above it; nothing else happens to them.
     pub duplicate_rate: f64,
@@ -84,8 +92,11 @@ impl Default for Settings {
             cache_bytes: 32 << 20,
             // Most retries arrive within a minute.
             cache_ttl: Duration::from_secs(60),
+            front: None,
             // Twice the gateway's connections, and at a few kilobytes each far from any machine's memory.
             attempts_max: 8192,
+            // A crash leaves records that lapse after one lease anyway, so the wait adds the time from the crash to the start.
+            may_take_over_at_start: false,
             // Clients on a healthy network retry a few requests in a thousand. A client that sends every second request
             // again has a broken retry loop, or loses our responses.
             duplicate_rate: 0.5,
@@ -109,8 +120,8 @@ pub enum StartError {
     )]
     MissingSecret(SecretId),
     /// The secrets can't be used.
-    #[error("the fingerprint secrets can't be used: {0}")]
-    Secrets(String),
+    #[error("the fingerprint secrets can't be used")]
+    Secrets(#[from] SecretError),
 }
 
 /// Receives the ids of records that were just written as `unknown`.
@@ -123,31 +134,37 @@ impl Engine {
         mut settings: Settings,
     ) -> Result<(Arc<Engine>, BecameUnknown), StartError> {
         failpoint::announce();
+        // Before anything is written: a copy may be filling the store.
+        identity::check_open(&*store).await.map_err(start_error)?;
         let mut secrets = std::mem::take(&mut settings.secrets);
         if secrets.is_empty() {
             // All nodes on one store must make the same fingerprints, so the secret of the first one counts.
-            let secret = store.put_if_absent("secret", Bytes::copy_from_slice(&random::<32>())).await?;
-            secrets.push(Secret::new(&secret).map_err(|error| StartError::Secrets(error.to_string()))?);
+            let secret = store.put_if_absent(SECRET_SETTING, Bytes::copy_from_slice(&random::<32>())).await?;
+            secrets.push(Secret::new(&secret)?);
         }
         let known: Vec<SecretId> = secrets.iter().map(Secret::id).collect();
         if let Some(missing) = registered_secrets::agree(&*store, known).await? {
             return Err(StartError::MissingSecret(missing));
         }
-        let secrets = Secrets::new(secrets).map_err(|error| StartError::Secrets(error.to_string()))?;
+        let secrets = Secrets::new(secrets)?;
         // Last: a process that is refused for its secrets must not have written its identity.
         let agreement = identity::agree(&*store, &settings.identity, settings.identity_valid_for).await;
-        let agreement = agreement.map_err(|error| match error {
-            IdentityError::Store(error) => StartError::Store(error),
-            other => StartError::Identity(other),
-        })?;
+        let agreement = agreement.map_err(start_error)?;
+        if let StoreFacts { name, durability: Durability::Weak { reason }, .. } = store.facts() {
+            tracing::warn!(
+                store = name,
+                reason,
+                "weak durability: a request may run again after the store lost its record"
+            );
+        }
         Ok(Engine::new(store, secrets, IdentityWatch::holding(agreement), settings))
     }
 
     /// Starts an engine for upkeep only. It begins nothing, so it need not agree with the store on identity and secrets.
-    pub(crate) fn for_upkeep(store: Arc<dyn Store>) -> (Arc<Engine>, BecameUnknown) {
+    pub(crate) fn for_upkeep(store: Arc<dyn Store>, settings: Settings) -> (Arc<Engine>, BecameUnknown) {
         let secret = Secret::new(random::<32>()).expect("32 bytes are long enough");
         let secrets = Secrets::new(vec![secret]).expect("one secret is there once");
-        let settings = Settings { attempts_max: 0, cache_bytes: 0, ..Settings::default() };
+        let settings = Settings { attempts_max: 0, cache_bytes: 0, ..settings };
         Engine::new(store, secrets, IdentityWatch::default(), settings)
     }
 
@@ -166,15 +183,16 @@ impl Engine {
             identity,
             begin_joins: BeginJoins::default(),
             cache: Cache::new(settings.cache_bytes, settings.cache_ttl),
+            front: settings.front,
             waiters: Waiters::default(),
             breaker: Breaker::default(),
             readiness: Readiness::default(),
-            clock: ClockWatch::default(),
+            clock: ClockWatch::new(settings.may_take_over_at_start),
             leases: LeaseKeeper::default(),
             deadlines: Deadlines::start(),
             nonces: Nonces::default(),
-            begin_timeout: settings.begin_timeout,
-            finish_wait: settings.finish_wait,
+            begin_timeout: settings.begin_timeout.min(FOREVER),
+            finish_wait: settings.finish_wait.min(FOREVER),
             attempt_slots: AttemptSlots::new(settings.attempts_max, drain.clone()),
             duplicates: DuplicateRates::new(settings.duplicate_rate),
             background: BackgroundWrites::new(Handle::current(), drain.clone()),
@@ -189,3 +207,16 @@ impl Engine {
         (engine, receiver)
     }
 }
+
+fn start_error(error: IdentityError) -> StartError {
+    match error {
+        IdentityError::Store(error) => StartError::Store(error),
+        other => StartError::Identity(other),
+    }
+}
+
+/// Longest time-out: an instant plus this does not overflow.
+const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+/// Name of the setting with the secret that the store draws where none is configured.
+pub(crate) const SECRET_SETTING: &str = "secret";

@@ -20,29 +20,30 @@ use crate::backoff::Backoff;
 impl Engine {
     /// Looks again and again until a result is final or `until` has passed, and returns the last result.
     ///
-    /// A look that gets no reply within [`Engine::read_deadline`] counts as `no_reply`, so the whole wait is bounded also
-    /// while the store hangs.
-    pub(crate) async fn wait_until<T, E, F>(
+    /// While the store answers, the last look starts at `until` and may take `begin_timeout`. While it hangs, the wait ends at
+    /// `until`, or after `begin_timeout` if that is later, so that one look can be answered. A look that gets no reply by then
+    /// counts as `no_reply`.
+    pub(crate) async fn wait_until<T, E, F: Future<Output = Result<T, E>>>(
         &self,
         waiter: &Waiter,
         until: Instant,
         look: impl Fn() -> F,
         no_reply: impl Fn() -> E,
         is_final: impl Fn(&Result<T, E>) -> bool,
-    ) -> Result<T, E>
-    where
-        F: Future<Output = Result<T, E>>,
-    {
+    ) -> Result<T, E> {
+        let mut deadline = until.max(Instant::now() + self.begin_timeout);
         let mut backoff = Backoff::new(POLL_MIN, POLL_MAX);
         loop {
             // Registered before the look, so that an end which comes in between is not missed.
             let mut changed = pin!(waiter.changed.notified());
             changed.as_mut().enable();
-            let looked = self.deadlines.within(Some(self.read_deadline(until)), look()).await;
-            let looked = looked.unwrap_or_else(|| Err(no_reply()));
+            let looked = self.within(deadline, look()).await.unwrap_or_else(|| Err(no_reply()));
             let now = Instant::now();
             if now >= until || is_final(&looked) {
                 return looked;
+            }
+            if looked.is_ok() {
+                deadline = until + self.begin_timeout;
             }
             // Other nodes don't notify this process, so every pause ends with a look at the store.
             let _ = tokio::time::timeout(backoff.next().min(until - now), changed).await;
@@ -89,10 +90,7 @@ impl Engine {
         let until = Instant::now() + up_to;
         // Bounded like waiting duplicates: past the bound the record is returned as it is.
         let waiter = (!up_to.is_zero()).then(|| self.waiters.enter(id, tenant)).flatten();
-        let Some(waiter) = waiter else {
-            let loaded = self.deadlines.within(Some(self.read_deadline(until)), self.load(id)).await;
-            return loaded.unwrap_or_else(|| Err(self.no_reply()));
-        };
+        let Some(waiter) = waiter else { return self.load(id).await };
         let is_open = |stored: &StoredRecord| {
             stored.record.identity.tenant == *tenant
                 && matches!(stored.record.state, State::Pending | State::InProgress)
@@ -101,19 +99,8 @@ impl Engine {
             Ok(stored) => !stored.as_ref().is_some_and(is_open),
             Err(_) => true,
         };
-        self.wait_until(&waiter, until, || self.load(id), || self.no_reply(), is_final).await
-    }
-
-    /// Returns when a read that starts now is given up: at the end of the wait, but not before `begin_timeout`, so that the
-    /// last look of a wait can still be answered.
-    fn read_deadline(&self, until: Instant) -> Instant {
-        until.max(Instant::now() + self.begin_timeout)
-    }
-
-    /// Returns the error of a read that was given up.
-    #[cfg(feature = "http")]
-    pub(super) fn no_reply(&self) -> StoreError {
-        StoreError::transient(self.store.facts().name, "load", "no reply in time")
+        let no_reply = || super::no_reply(&*self.store, "load");
+        self.wait_until(&waiter, until, || self.load(id), no_reply, is_final).await
     }
 }
 

@@ -5,7 +5,7 @@
 //! Other processes leave it stored, and upkeep in a process with such a worker applies it.
 
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use super::{EvidenceResult, OF_SUBJECT_MAX};
 use crate::ibid::Ibid;
 use crate::outbox::dyn_handler::DynEffectHandler;
 use crate::outbox::execute::count_move;
-use crate::outbox::record_result::{EffectResult, Ended, ResultWriter};
+use crate::outbox::record_result::{EffectEnd, EffectResult, ResultWriter};
 use crate::outbox::{CallResult, EffectCall, statements, store_tx};
 use crate::record_sql;
 use crate::telemetry;
@@ -107,12 +107,12 @@ pub(super) async fn apply(
                 let (ibid, kept) = (ibid.clone(), kept.clone());
                 let settle = tokio::spawn(async move { handlers.settle(&ibid, &effect, &kept).await });
                 match settle.await.map_err(|error| StoreError::transient("sql", SETTLE, error))? {
-                    Ended::Moved { .. } => {
+                    EffectEnd::Moved { .. } => {
                         tracing::info!(effect = seq, source, "effect settled by webhook");
                         return Ok(EvidenceResult::Settled);
                     }
-                    Ended::Lost => continue,
-                    Ended::Unwritten => {
+                    EffectEnd::Lost => continue,
+                    EffectEnd::Unwritten => {
                         return Err(StoreError::transient("sql", SETTLE, "its end could not be written"));
                     }
                 }
@@ -204,6 +204,12 @@ impl KindRegistry {
         all.push(handlers);
     }
 
+    /// Returns the kinds that have a handler, in order.
+    pub(crate) fn names(&self) -> BTreeSet<String> {
+        let all = self.0.lock();
+        all.iter().filter_map(Weak::upgrade).flat_map(|handlers| handlers.kinds()).collect()
+    }
+
     fn handlers_of(&self, kind: &str) -> Option<Arc<dyn EffectSettler>> {
         let all = self.0.lock();
         // As with two handlers of one worker: the later one counts.
@@ -213,6 +219,9 @@ impl KindRegistry {
 
 /// Settles effects by evidence, through the handlers of one worker.
 pub(crate) trait EffectSettler: Send + Sync {
+    /// Returns the kinds that have a handler.
+    fn kinds(&self) -> Vec<String>;
+
     /// Returns whether there is a handler for this kind.
     fn serves(&self, kind: &str) -> bool;
 
@@ -222,7 +231,7 @@ pub(crate) trait EffectSettler: Send + Sync {
         ibid: &'a Ibid,
         effect: &'a StoredEffect,
         kept: &'a StoredEvidence,
-    ) -> BoxFuture<'a, Ended>;
+    ) -> BoxFuture<'a, EffectEnd>;
 }
 
 /// The handlers of one worker, and the database that their rows are in.
@@ -239,6 +248,10 @@ pub(crate) struct KindHandler<T> {
 }
 
 impl<D: Database> EffectSettler for WorkerHandlers<D> {
+    fn kinds(&self) -> Vec<String> {
+        self.by_kind.keys().cloned().collect()
+    }
+
     fn serves(&self, kind: &str) -> bool {
         self.by_kind.contains_key(kind)
     }
@@ -248,11 +261,11 @@ impl<D: Database> EffectSettler for WorkerHandlers<D> {
         ibid: &'a Ibid,
         effect: &'a StoredEffect,
         kept: &'a StoredEvidence,
-    ) -> BoxFuture<'a, Ended> {
+    ) -> BoxFuture<'a, EffectEnd> {
         Box::pin(async move {
             // The caller asked `serves`.
             let Some(KindHandler { handler, timeout }) = self.by_kind.get(&effect.kind) else {
-                return Ended::Lost;
+                return EffectEnd::Lost;
             };
             let until = Instant::now() + SETTLE_FOR;
             let call = EffectCall::new(effect, until);
@@ -276,7 +289,7 @@ impl<D: Database> EffectSettler for WorkerHandlers<D> {
                 until,
             };
             let ended = writer.write(result).await;
-            if let Ended::Moved { to, due } = ended {
+            if let EffectEnd::Moved { to, due } = ended {
                 count_move(effect, to, due);
                 // The next effect of its aggregate may run.
                 ibid.outbox().enqueued.notify_waiters();

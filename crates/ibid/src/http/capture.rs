@@ -52,7 +52,10 @@ pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
 
 /// Turns the response to a lookup into the result for the request that was looked up. The response is read whole within the
 /// policy's limits and stored without the header lines that no retry may get. A response that breaks off proves nothing.
-pub async fn executed<B: Body<Data = Bytes> + Unpin>(answer: Response<B>, policy: &Policy) -> LookupResult {
+pub async fn read_lookup<B: Body<Data = Bytes> + Unpin>(
+    answer: Response<B>,
+    policy: &Policy,
+) -> LookupResult {
     match read(answer, policy.max_response_body, false).await {
         CapturedResponse::Whole { head, body, trailers } => {
             LookupResult::Executed(to_stored(&head, &body, trailers.as_ref(), policy).repeatable(policy))

@@ -42,7 +42,7 @@ impl RouteCounters {
     pub(crate) fn new(route: &Arc<str>, profile: Profile) -> RouteCounters {
         let labels = || {
             let route = SharedString::from_shared(route.clone());
-            vec![Label::new("route", route), Label::new("profile", profile_name(profile))]
+            vec![Label::new("route", route), Label::new("profile", profile.name())]
         };
         RouteCounters(Arc::new(RESERVE_METRICS.map(|name| Key::from_parts(name, labels()))))
     }
@@ -60,7 +60,7 @@ pub(crate) fn init_reserve_counters<'a>(routes: impl Iterator<Item = (&'a Arc<st
     for (route, profile) in routes {
         for name in RESERVE_METRICS {
             let route = SharedString::from_shared(route.clone());
-            counter!(name, "route" => route, "profile" => profile_name(profile)).increment(0);
+            counter!(name, "route" => route, "profile" => profile.name()).increment(0);
         }
     }
     for name in [STORE_ERRORS, ZOMBIE_KEYS, RETENTION_PRUNED, NOT_STORED, LATE_ANSWERS] {
@@ -89,15 +89,6 @@ pub(crate) fn outcome_ignored(route: &Arc<str>, why: IgnoredProof) {
 /// Counts a webhook. The source is a configured name, or `-`.
 pub(crate) fn count_hook(source: &str, outcome: &'static str) {
     counter!(HOOKS, "source" => source.to_owned(), "outcome" => outcome).increment(1);
-}
-
-/// Returns the name of a profile in labels and configuration.
-pub(crate) fn profile_name(profile: Profile) -> &'static str {
-    match profile {
-        Profile::Ietf => "ietf",
-        Profile::Stripe => "stripe",
-        Profile::Repeatability => "repeatability",
-    }
 }
 
 /// The counters of [`ReserveOutcome`], in the order of its variants.

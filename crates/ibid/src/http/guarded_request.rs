@@ -144,7 +144,7 @@ where
     let unreserved = UnreservedRequest::new(shared.ibid.clone(), ask.clone(), wait);
     let mut request = taken.asked.to_request();
     request.extensions_mut().insert(unreserved.clone());
-    let (drain_guard, up_to) = (shared.ibid.engine().drain.track_begin(), route.policy.upstream_timeout);
+    let (drain_guard, up_to) = (shared.ibid.engine().drain.track(), route.policy.upstream_timeout);
     let span = tracing::debug_span!(telemetry::SPAN_RUN, record = %ask.id.short());
     let run = async move {
         // Past its time the handler is dropped, and its transaction with it.

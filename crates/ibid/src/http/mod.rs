@@ -90,12 +90,12 @@ mod without_key;
 
 pub use admission::{Admission, AdmissionPermit, BodyBytes, OverCapacityError};
 pub use body::ReplyBody;
-pub use capture::executed;
+pub use capture::read_lookup;
 pub use cors::{Cors, CorsError};
 pub use handler_attempt::{HeldAttempt, ReserveError, UnreservedRequest};
 pub use identity::{MissingIdentityError, PrincipalSource, TenantSource};
 pub use layer::{IdempotencyLayer, IdempotencyService};
-pub use render::refused;
+pub use render::render_refusal;
 pub use routes::{ReservedBy, Route, Routes, RoutesError, Rule, Ruling};
 pub use routes_builder::RoutesBuilder;
 pub use trace::TraceContext;
@@ -128,6 +128,7 @@ pub struct GuardedRequest {
 /// A handler's statement about the work, for responses whose status does not tell. The handler puts it into the response's
 /// extensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "who acts on a hint has to handle every one")]
 pub enum ExecutionHint {
     /// The work was done: this response is final, whatever its status.
     Executed,

@@ -12,11 +12,11 @@ use ibid_core::machine::{self, StatusView};
 use ibid_core::policy::{AfterExpiry, AnswerRule, KeyRule, PathRule, Policy, Profile};
 use ibid_core::refusal::{self, Refusal};
 use ibid_core::scope::{Identity, Operation, RecordId};
+use ibid_core::store::Durability;
 use tokio::time::Instant;
 
 use super::body::ReplyBody;
 use super::cors::MadeBy;
-use super::counters::profile_name;
 use super::layer::Shared;
 use super::render::Reply;
 use super::routes::{self, Ruling, upper_case};
@@ -185,8 +185,10 @@ fn policy(shared: &Shared) -> String {
     let defaults = describe_policy(shared.routes.defaults());
     let unguarded = list(routes::UNGUARDED_METHODS.into_iter());
     let unless_routed = list(routes::UNGUARDED_UNLESS_ROUTED.iter().map(Method::as_str));
+    let is_durable = shared.ibid.store().facts().durability == Durability::Durable;
+    let durability = if is_durable { "durable" } else { "weak" };
     format!(
-        "{{\"unguarded_methods\":[{unguarded}],\"unguarded_without_a_route\":[{unless_routed}],\
+        "{{\"durability\":\"{durability}\",\"unguarded_methods\":[{unguarded}],\"unguarded_without_a_route\":[{unless_routed}],\
          \"defaults\":{{{defaults}}},\"routes\":[{}]}}",
         rules.join(",")
     )
@@ -205,7 +207,7 @@ fn describe_policy(policy: &Policy) -> String {
         "\"guard\":\"on\",\"profile\":\"{}\",\"key\":\"{key}\",\"key_from\":[{}],\"path_rule\":\"{path}\",\"answer\":\"{answer}\",\"retention_seconds\":{},\"tombstone_seconds\":{},\
          \"after_expiry\":\"{after}\",\"response_version\":{},\"fingerprint\":{{\"headers\":[{}],\"include\":[{}],\
          \"exclude\":[{}]}}",
-        profile_name(policy.profile),
+        policy.profile.name(),
         list(policy.key_from.sources().iter().map(ToString::to_string)),
         policy.retention.as_secs(),
         policy.tombstone.as_secs(),

@@ -24,7 +24,7 @@ pub(super) type Reply<B> = Response<ReplyBody<B>>;
 
 /// Renders a refusal for a service that turns requests away before they reach the layer.
 #[doc(hidden)]
-pub fn refused<B>(reason: Refusal, profile: Profile) -> Response<ReplyBody<B>> {
+pub fn render_refusal<B>(reason: Refusal, profile: Profile) -> Response<ReplyBody<B>> {
     refusal(reason, profile, None)
 }
 

@@ -27,6 +27,7 @@ pub struct Routes {
 
 /// The decision about a request: guarded, passed on or refused.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Ruling<'r, 'p> {
     /// The request is guarded.
     Guarded {
@@ -61,6 +62,7 @@ pub struct Rule {
 
 /// The side that reserves a route's keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ReservedBy {
     /// The layer reserves the key, durably and before the handler runs.
     #[default]
@@ -178,7 +180,7 @@ impl Routes {
         if !sent.starts_with('/') {
             return Ruling::Refused { route: &self.defaults, refusal: Refusal::TargetInvalid };
         }
-        let path = path::normalized(sent);
+        let path = path::normalize(sent);
         let find = |path: &str| self.by_method.get(&*method)?.at(path).ok().map(|matched| *matched.value);
         // A server may drop path parameters (`;x=1`) and then see the path of a guarding rule.
         let is_guarding = |index: &usize| self.rules[*index].1.is_some();

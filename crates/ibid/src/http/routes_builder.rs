@@ -27,7 +27,7 @@ pub struct RoutesBuilder {
 }
 
 impl Routes {
-    /// ReservedBy with the default policy for every request that is guarded by default, and no rules.
+    /// Starts with no rules: every request that is guarded by default is reserved under the default policy.
     pub fn builder() -> RoutesBuilder {
         RoutesBuilder::default()
     }

@@ -156,7 +156,7 @@ impl Run {
         let kind = if attempt.number() == 1 { ReserveOutcome::Created } else { ReserveOutcome::FailedRetry };
         self.route.counters.count(kind);
         if client.has_left() {
-            attempt.release(ErrorCode::ClientGone).await;
+            let _ = attempt.release(ErrorCode::ClientGone).await;
             return None;
         }
         if attempt.ready().await.is_err() {
@@ -166,7 +166,7 @@ impl Run {
         }
         // Checked again, because `ready` may have waited for the store.
         if client.has_left() {
-            attempt.release(ErrorCode::ClientGone).await;
+            let _ = attempt.release(ErrorCode::ClientGone).await;
             return None;
         }
         Some((attempt, client))
@@ -342,14 +342,14 @@ async fn settle_late<A>(late: LateAnswer, result: HandlerResult<A>, policy: &Pol
     match result {
         HandlerResult::CapturedResponse(CapturedResponse::Whole { head, body, trailers }, proof) => {
             let stored = capture::to_stored(&head, &body, trailers.as_ref(), policy);
-            late.proven(proof).finish(stored).await;
+            let _ = late.proven(proof).finish(stored).await;
         }
         HandlerResult::CapturedResponse(CapturedResponse::Unkept { head, .. }, proof) => {
             let stored = capture::to_stored(&head, &Bytes::new(), None, policy);
-            late.proven(proof).finish_unretained(&stored).await;
+            let _ = late.proven(proof).finish_unretained(&stored).await;
         }
         HandlerResult::NotExecuted => {
-            late.release(ErrorCode::NotSent).await;
+            let _ = late.release(ErrorCode::NotSent).await;
         }
         HandlerResult::Uncertain
         | HandlerResult::CapturedResponse(CapturedResponse::Broken, _)

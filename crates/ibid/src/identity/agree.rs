@@ -18,6 +18,12 @@ pub(crate) struct Agreement {
     pub(crate) read_at: Instant,
 }
 
+/// Refuses a store that a copy keeps closed.
+pub(crate) async fn check_open(store: &dyn Store) -> Result<(), IdentityError> {
+    let stored = store.setting(SETTING).await?;
+    stored.map_or(Ok(()), |text| IdentitySetting::parse(&text)?.check_open())
+}
+
 /// Compares `ours` with the stored identity. Writes `ours` if none is stored or the stored one is retired. `valid_for` is
 /// used only if `ours` is new to the store.
 pub(crate) async fn agree(
@@ -32,6 +38,7 @@ pub(crate) async fn agree(
             None => IdentitySetting::first(ours, valid_for),
             Some(text) => {
                 let setting = IdentitySetting::parse(text)?;
+                setting.check_open()?;
                 let differences = setting.current.differences(ours);
                 match setting.phase {
                     IdentityPhase::Active if differences.is_empty() => {

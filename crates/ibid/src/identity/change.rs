@@ -37,6 +37,7 @@ pub enum ChangeError {
 
 /// The step that [`retire`] waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "only crates of this project use it")]
 pub enum RetireWait {
     /// Waits this long for processes that have not read yet that the identity is being retired.
     ForReaders(Duration),
@@ -63,7 +64,7 @@ pub struct ForgetReport {
 /// # Errors
 ///
 /// Fails if the store does not answer, or if this version cannot read the stored text.
-pub async fn stored(store: &dyn Store) -> Result<Option<IdentitySetting>, IdentityError> {
+pub async fn load_setting(store: &dyn Store) -> Result<Option<IdentitySetting>, IdentityError> {
     store.setting(SETTING).await?.map(|text| IdentitySetting::parse(&text)).transpose()
 }
 
@@ -83,8 +84,9 @@ pub async fn stored(store: &dyn Store) -> Result<Option<IdentitySetting>, Identi
 pub async fn retire(
     store: &dyn Store,
     abandon: bool,
-    mut on_wait: impl FnMut(RetireWait),
+    on_wait: impl FnMut(RetireWait),
 ) -> Result<IdentitySetting, ChangeError> {
+    check_can_wait(store).await?;
     let retiring = update(store, |setting| {
         if setting.phase == IdentityPhase::Active && setting.previous.len() >= PREVIOUS_MAX {
             return Err(ChangeError::TooManyPrevious);
@@ -99,13 +101,7 @@ pub async fn retire(
     if retiring.phase == IdentityPhase::Retired {
         return Ok(retiring);
     }
-    // A process may have read the setting just before the write above. It acts on that read for `valid_for`, counted from
-    // before it sent the read. The second `valid_for` is for its last write to arrive.
-    let wait = retiring.valid_for * 2;
-    on_wait(RetireWait::ForReaders(wait));
-    tokio::time::sleep(wait).await;
-    wait_for_transactions(store, on_wait).await?;
-    let retired_at = latest_creation(store).await?;
+    let retired_at = wait_for_processes(store, retiring.valid_for, on_wait).await?;
     update(store, |setting| match setting.phase {
         // Another operator's call may have finished first.
         IdentityPhase::Retiring => {
@@ -116,13 +112,39 @@ pub async fn retire(
     .await
 }
 
+/// Fails if [`wait_for_processes`] would fail, so that no setting is replaced in vain. A user of MySQL needs the privilege `process`
+/// to see open transactions.
+pub(crate) async fn check_can_wait(store: &dyn Store) -> Result<(), StoreError> {
+    if let Some(sql) = store.sql() {
+        let mark = sql.transaction_mark().await?;
+        sql.is_settled_before(mark).await?;
+    }
+    latest_creation(store).await.map(drop)
+}
+
+/// Waits until no process can act on a setting that was replaced before the call. Returns an instant that is not before the
+/// creation of any record; `None` if there is none.
+pub(crate) async fn wait_for_processes(
+    store: &dyn Store,
+    valid_for: Duration,
+    mut on_wait: impl FnMut(RetireWait),
+) -> Result<Option<Timestamp>, StoreError> {
+    // A process may have read the setting just before the write. It acts on that read for `valid_for`, counted from
+    // before it sent the read. The second `valid_for` is for its last write to arrive.
+    let wait = valid_for * 2;
+    on_wait(RetireWait::ForReaders(wait));
+    tokio::time::sleep(wait).await;
+    wait_for_transactions(store, on_wait).await?;
+    latest_creation(store).await
+}
+
 /// Ends the lookup of previous ids for each previous identity under which no remaining record was created.
 ///
 /// # Errors
 ///
 /// Fails if the identity is not active, or if the store does not answer.
 pub async fn forget_previous(store: &dyn Store) -> Result<ForgetReport, ChangeError> {
-    let setting = stored(store).await?.ok_or(ChangeError::NotSet)?;
+    let setting = load_setting(store).await?.ok_or(ChangeError::NotSet)?;
     if setting.phase != IdentityPhase::Active {
         return Err(ChangeError::NotActive(setting.phase.name()));
     }
@@ -241,7 +263,9 @@ async fn update(
     // them.
     loop {
         let text = store.setting(SETTING).await?.ok_or(ChangeError::NotSet)?;
-        let next = change(IdentitySetting::parse(&text)?)?;
+        let setting = IdentitySetting::parse(&text)?;
+        setting.check_open()?;
+        let next = change(setting)?;
         if store.compare_and_set(SETTING, Some(text), next.to_bytes()).await? == SetOutcome::Won {
             return Ok(next);
         }

@@ -19,7 +19,9 @@
 //! ```
 
 mod agree;
+#[doc(hidden)]
 pub mod change;
+mod copy_mark;
 mod overlap;
 mod setting;
 mod tenant_secret;
@@ -30,9 +32,13 @@ use std::fmt;
 use ibid_core::policy::IdentityRules;
 use ibid_core::store::StoreError;
 
-pub(crate) use agree::{Agreement, agree};
+pub(crate) use agree::{Agreement, agree, check_open};
+pub use change::RetireWait;
+pub use copy_mark::{CopyMark, CopyProgress, CopyRole, TargetPhase};
 pub(crate) use setting::SETTING;
 pub use setting::{IdentityPhase, IdentitySetting, PreviousIdentity};
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+pub(crate) use tenant_secret::SETTING as TENANT_SECRET_SETTING;
 pub use tenant_secret::tenant_secret;
 
 use overlap::{covers, overlaps};
@@ -205,6 +211,9 @@ pub enum IdentityError {
         /// The tenant source of this process.
         ours: String,
     },
+    /// A copy keeps the store closed.
+    #[error("{0}")]
+    Closed(Box<CopyMark>),
     /// The stored text has a format or rules that this version does not know.
     #[error("the stored identity can't be read: {0}")]
     Unreadable(String),

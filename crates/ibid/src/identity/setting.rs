@@ -8,7 +8,7 @@ use ibid_core::policy::IdentityRules;
 use ibid_core::time::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{IdentityError, StoreIdentity};
+use super::{CopyMark, IdentityError, StoreIdentity};
 
 /// The identity of a store's records, and the phase of its life.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,11 +28,14 @@ pub struct IdentitySetting {
     pub current: StoreIdentity,
     /// Earlier identities whose ids are still looked up, newest first.
     pub previous: Vec<PreviousIdentity>,
+    /// The part that the store plays, or played, in a copy.
+    pub copy: Option<CopyMark>,
 }
 
 /// The phase of an identity, which decides whether processes may act on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[expect(clippy::exhaustive_enums, reason = "who reads a phase has to handle every one")]
 pub enum IdentityPhase {
     /// Processes with this identity begin attempts.
     Active,
@@ -73,6 +76,7 @@ impl IdentitySetting {
             retired_at: None,
             current: current.clone(),
             previous: Vec::new(),
+            copy: None,
         }
     }
 
@@ -89,12 +93,25 @@ impl IdentitySetting {
         IdentitySetting {
             generation: self.generation + 1,
             previous: all.filter(may_be_found).collect(),
+            copy: self.copy.clone(),
             ..IdentitySetting::first(next, valid_for)
         }
     }
 
+    /// Refuses to use the store while a copy keeps it closed. Every use of a store asks this, at its start and while it runs.
+    ///
+    /// # Errors
+    ///
+    /// Fails with the mark of the copy.
+    pub fn check_open(&self) -> Result<(), IdentityError> {
+        match self.copy.as_ref().filter(|mark| mark.closes()) {
+            Some(mark) => Err(IdentityError::Closed(Box::new(mark.clone()))),
+            None => Ok(()),
+        }
+    }
+
     /// Returns the setting for a start with the identity that was retired, with no other one in between.
-    pub(super) fn reactivate(&self) -> IdentitySetting {
+    pub(crate) fn reactivate(&self) -> IdentitySetting {
         IdentitySetting {
             phase: IdentityPhase::Active,
             is_abandoned: false,
@@ -106,7 +123,8 @@ impl IdentitySetting {
     /// Encodes the setting as the text that a store keeps.
     pub fn to_bytes(&self) -> Bytes {
         let text = Text {
-            format: FORMAT,
+            // A program that does not know copies must not start on a closed store, nor go on using it.
+            format: if self.check_open().is_err() { FORMAT_CLOSED } else { FORMAT },
             generation: self.generation,
             phase: self.phase,
             valid_for_ms: u64::try_from(self.valid_for.as_millis()).unwrap_or(u64::MAX),
@@ -114,6 +132,7 @@ impl IdentitySetting {
             retired_at_us: self.retired_at.map(Timestamp::as_micros),
             current: IdentityText::of(&self.current),
             previous: self.previous.iter().map(PreviousText::of).collect(),
+            copy: self.copy.clone(),
         };
         // Maps with text keys, texts and numbers: nothing here can fail.
         Bytes::from(serde_json::to_vec(&text).expect("the identity can be written as JSON"))
@@ -127,7 +146,7 @@ impl IdentitySetting {
     pub fn parse(bytes: &[u8]) -> Result<IdentitySetting, IdentityError> {
         let unreadable = |why: String| IdentityError::Unreadable(why);
         let format: Format = serde_json::from_slice(bytes).map_err(|error| unreadable(error.to_string()))?;
-        if format.format != FORMAT {
+        if ![FORMAT, FORMAT_CLOSED].contains(&format.format) {
             return Err(unreadable(format!("format {} is not known here", format.format)));
         }
         let text: Text = serde_json::from_slice(bytes).map_err(|error| unreadable(error.to_string()))?;
@@ -140,6 +159,7 @@ impl IdentitySetting {
             retired_at: text.retired_at_us.map(Timestamp::from_micros),
             current: text.current.identity()?,
             previous: previous?,
+            copy: text.copy,
         })
     }
 }
@@ -159,6 +179,8 @@ struct Text {
     retired_at_us: Option<i64>,
     current: IdentityText,
     previous: Vec<PreviousText>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    copy: Option<CopyMark>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -232,6 +254,9 @@ const VALID_FOR_MAX: Duration = Duration::from_secs(3600);
 
 /// The format of the text. A version that does not know it refuses to start.
 const FORMAT: u32 = 1;
+
+/// The format of a text with a mark that closes the store.
+const FORMAT_CLOSED: u32 = 2;
 
 #[cfg(test)]
 mod tests {

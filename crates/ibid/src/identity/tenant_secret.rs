@@ -24,7 +24,7 @@ pub async fn tenant_secret(store: &dyn Store) -> Result<Secret, StoreError> {
 }
 
 /// The name of the secret's setting in the store.
-const SETTING: &str = "tenant secret";
+pub(crate) const SETTING: &str = "tenant secret";
 
 /// Length of a new secret: as long as the digest that it keys. More would add nothing.
 const SECRET_BYTES: usize = 32;

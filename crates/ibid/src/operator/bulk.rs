@@ -15,6 +15,7 @@ use super::{Operator, OperatorError};
 
 /// An action on each of many records.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "a tool for operators has to offer every action")]
 pub enum BulkAction {
     /// Settle an unknown record with the outcome that the operator found.
     Resolve(Observation),
@@ -85,6 +86,15 @@ impl Operator {
 
     /// Applies `action` to each of these records, unless it has changed since it was seen. Returns one result per
     /// record, in their order. Of more than [`BULK_MAX`] records only the first are touched.
+    ///
+    /// # Errors
+    ///
+    /// Each record has its own result, and fails as [`Operator::resolve`] does. One failure stops no other.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, some of the records are changed, each of them whole, and the others are not. Take a new preview
+    /// to see which are left.
     pub async fn apply(
         &self,
         seen: &[SeenVersion],

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::{Operator, OperatorError, RecordList};
 use crate::outbox::SettledEffect;
-use crate::outbox::record_result::{Answered, EffectResult, answer};
+use crate::outbox::record_result::{EffectResult, OwedAnswer, answer};
 use crate::outbox::{statements, store_tx};
 use crate::record_sql::{self, WriteOptions};
 
@@ -28,6 +28,7 @@ pub struct DeadLetters {
 
 /// Action of an operator on a dead or unknown effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum EffectAction {
     /// Queue it again: the operator is responsible for making the call (again).
     Retry,
@@ -103,6 +104,11 @@ impl Operator {
     /// # Errors
     ///
     /// Fails if there is no such effect, if it is neither dead nor unknown, or if it has just changed.
+    ///
+    /// # Cancel safety
+    ///
+    /// A write that was already sent is not taken back. If the future is dropped, read the effect to see whether it was written;
+    /// acting again is refused if it was.
     pub async fn retry(&self, seq: i64, act: &OperatorAction) -> Result<StoredEffect, OperatorError> {
         self.act_on_effect(seq, EffectAction::Retry, act).await
     }
@@ -113,6 +119,11 @@ impl Operator {
     /// # Errors
     ///
     /// Fails if there is no such effect, if it is neither dead nor unknown, or if it has just changed.
+    ///
+    /// # Cancel safety
+    ///
+    /// A write that was already sent is not taken back. If the future is dropped, read the effect to see whether it was written;
+    /// acting again is refused if it was.
     pub async fn discard(&self, seq: i64, act: &OperatorAction) -> Result<StoredEffect, OperatorError> {
         self.act_on_effect(seq, EffectAction::Discard, act).await
     }
@@ -152,6 +163,7 @@ impl Operator {
         action: EffectAction,
         act: &OperatorAction,
     ) -> Result<StoredEffect, OperatorError> {
+        self.check_open().await?;
         let store = self.outbox()?;
         let (terms, sent_at, act) = (WriteOptions::of(store), Instant::now(), act.clone());
         let write = store_tx::run(store, move |tx| Box::pin(write(tx, seq, action, act, terms)));
@@ -178,7 +190,7 @@ async fn write(
     action: EffectAction,
     act: OperatorAction,
     terms: WriteOptions,
-) -> Result<Result<Option<Answered>, OperatorError>, SqlError> {
+) -> Result<Result<Option<OwedAnswer>, OperatorError>, SqlError> {
     let Some(effect) = statements::load(tx, seq, terms.now).await? else {
         return Ok(Err(OperatorError::NoSuchEffect(seq)));
     };

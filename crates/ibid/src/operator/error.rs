@@ -1,9 +1,8 @@
 //! The error of operator actions.
 
-use ibid_core::change::{History, StoredRecord};
+use ibid_core::change::{HistoryLine, StoredRecord};
 use ibid_core::machine::EffectState;
 use ibid_core::store::StoreError;
-use ibid_core::time::Timestamp;
 
 use super::RecordList;
 
@@ -23,7 +22,7 @@ pub enum OperatorError {
         /// The record as it is now.
         stored: Box<StoredRecord>,
         /// The last entry of its history that settled it.
-        last: Option<Box<(Timestamp, History)>>,
+        last: Option<Box<HistoryLine>>,
     },
     /// The record has changed since the version that the operator saw.
     #[error("the record has changed since it was looked at: it is {}{}", state(.stored), last_line(.last))]
@@ -31,7 +30,7 @@ pub enum OperatorError {
         /// The record as it is now.
         stored: Box<StoredRecord>,
         /// The last entry of its history that settled it.
-        last: Option<Box<(Timestamp, History)>>,
+        last: Option<Box<HistoryLine>>,
     },
     /// The given response is larger than the record's route stores.
     #[error(
@@ -72,6 +71,6 @@ fn state(stored: &StoredRecord) -> String {
     }
 }
 
-fn last_line(last: &Option<Box<(Timestamp, History)>>) -> String {
-    last.as_ref().map_or(String::new(), |last| format!("; last: {}", last.1.detail))
+fn last_line(last: &Option<Box<HistoryLine>>) -> String {
+    last.as_ref().map_or(String::new(), |last| format!("; last: {}", last.detail))
 }

@@ -30,19 +30,19 @@ mod records;
 
 use std::sync::Arc;
 
-use ibid_core::change::{History, StoredRecord};
+use ibid_core::change::{HistoryLine, StoredRecord};
 use ibid_core::scope::{IdPrefix, RecordId};
 use ibid_core::store::{Cursor, Page, Store, StoreError};
-use ibid_core::time::Timestamp;
 
 use crate::ibid::Ibid;
+use crate::identity::{self, IdentityError};
 
 pub use bulk::{BULK_MAX, BulkAction, BulkPreview, SeenVersion};
 pub use effects::{DeadLetters, EffectAction};
 pub use error::OperatorError;
 pub use ibid_core::machine::Observation;
 pub use ibid_core::operator_action::{OperatorAction, OperatorActionError};
-pub use ibid_core::store::{PathPattern, RecordFilter};
+pub use ibid_core::store::{PathPattern, RecordCounts, RecordFilter, RowCount};
 pub use records::answer;
 
 /// Operator actions on one store.
@@ -64,11 +64,12 @@ pub struct RecordList {
 
 /// One record with its history.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct RecordHistory {
     /// The record with its response.
     pub stored: StoredRecord,
     /// History of the record, oldest line first.
-    pub history: Vec<(Timestamp, History)>,
+    pub history: Vec<HistoryLine>,
 }
 
 impl Operator {
@@ -82,6 +83,14 @@ impl Operator {
     /// they may replay a forgotten response for as long as their `cache_ttl`.
     pub fn on_store(store: Arc<dyn Store>) -> Operator {
         Operator { store, ibid: None }
+    }
+
+    /// Refuses an action on a store that a copy keeps closed: it would be lost, or is in another store to do.
+    async fn check_open(&self) -> Result<(), StoreError> {
+        identity::check_open(&*self.store).await.map_err(|error| match error {
+            IdentityError::Store(error) => error,
+            other => StoreError::lasting(self.store.facts().name, "act on a record", other).unwritten(),
+        })
     }
 
     /// Returns one page of the records that match `filter`.
@@ -124,6 +133,15 @@ impl Operator {
     pub async fn history(&self, id: RecordId) -> Result<RecordHistory, OperatorError> {
         let stored = self.load(id).await?.ok_or(OperatorError::NoSuchRecord)?;
         Ok(RecordHistory { stored, history: self.store.require_browse()?.history(id).await? })
+    }
+
+    /// Counts the records by state, and the dead letters. A store with a large table returns estimates.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store cannot be read.
+    pub async fn count(&self) -> Result<RecordCounts, StoreError> {
+        self.store.require_browse()?.count().await
     }
 
     async fn load(&self, id: RecordId) -> Result<Option<StoredRecord>, StoreError> {

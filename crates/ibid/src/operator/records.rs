@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use ibid_core::change::{Change, Commit, History, HistoryKind, StoredRecord};
+use ibid_core::change::{Change, Commit, HistoryKind, HistoryLine, StoredRecord};
 use ibid_core::machine::{self, AttemptResponse, Observation, Verdict};
 use ibid_core::operator_action::OperatorAction;
 use ibid_core::record::Version;
 use ibid_core::response::Response;
 use ibid_core::scope::RecordId;
 use ibid_core::store::StoreError;
-use ibid_core::time::Timestamp;
 
 use super::{BulkAction, Operator, OperatorError};
 use crate::backoff::Backoff;
@@ -40,6 +39,11 @@ impl Operator {
     ///
     /// Fails if there is no such record, if its state does not allow it, if it has changed since `seen`, or if the store
     /// fails.
+    ///
+    /// # Cancel safety
+    ///
+    /// A write that was already sent is not taken back. If the future is dropped, read the record to see whether it was written;
+    /// acting again is refused if it was.
     pub async fn resolve(
         &self,
         id: RecordId,
@@ -56,6 +60,11 @@ impl Operator {
     /// # Errors
     ///
     /// Fails as [`resolve`](Operator::resolve) does.
+    ///
+    /// # Cancel safety
+    ///
+    /// A write that was already sent is not taken back. If the future is dropped, read the record to see whether it was written;
+    /// acting again is refused if it was.
     pub async fn acknowledge(
         &self,
         id: RecordId,
@@ -71,6 +80,11 @@ impl Operator {
     /// # Errors
     ///
     /// Fails as [`resolve`](Operator::resolve) does.
+    ///
+    /// # Cancel safety
+    ///
+    /// A write that was already sent is not taken back. If the future is dropped, read the record to see whether it was written;
+    /// acting again is refused if it was.
     pub async fn forget(
         &self,
         id: RecordId,
@@ -87,6 +101,7 @@ impl Operator {
         action: &BulkAction,
         act: &OperatorAction,
     ) -> Result<StoredRecord, OperatorError> {
+        self.check_open().await?;
         let mut stored = self.load(id).await?.ok_or(OperatorError::NoSuchRecord)?;
         // The operator knows only about attempts until now, so the action does not settle one that begins meanwhile.
         let as_of = stored.now;
@@ -139,10 +154,10 @@ impl Operator {
     }
 
     /// Returns the last line of history that settled the record, or else the last one.
-    async fn last(&self, id: RecordId) -> Option<Box<(Timestamp, History)>> {
+    async fn last(&self, id: RecordId) -> Option<Box<HistoryLine>> {
         let mut history = self.store.browse()?.history(id).await.ok()?;
-        let settles = |line: &History| matches!(line.what, HistoryKind::Settled | HistoryKind::Operator);
-        let index = history.iter().rposition(|(_, line)| settles(line)).or(history.len().checked_sub(1))?;
+        let settles = |line: &HistoryLine| matches!(line.what, HistoryKind::Settled | HistoryKind::Operator);
+        let index = history.iter().rposition(settles).or(history.len().checked_sub(1))?;
         Some(Box::new(history.swap_remove(index)))
     }
 

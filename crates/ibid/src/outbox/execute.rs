@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::dyn_handler::DynEffectHandler;
 use super::handler::{CallOutcome, EffectCall, VerifyOutcome};
-use super::record_result::{EffectResult, Ended, ResultWriter};
+use super::record_result::{EffectEnd, EffectResult, ResultWriter};
 use super::unrecorded_result::decode_unrecorded;
 use crate::evidence::effect::apply_earlier_evidence;
 use crate::failpoint::{self, Hit};
@@ -36,7 +36,7 @@ pub(super) struct ClaimedEffect<D: Database> {
 
 impl<D: Database> ClaimedEffect<D> {
     /// Makes the call, or verifies an earlier one, and writes the result.
-    pub(super) async fn execute(self) -> Ended {
+    pub(super) async fn execute(self) -> EffectEnd {
         // The store started the lease after `at`, so the lease does not end before `until`.
         let until = self.at + self.effect.rules.lease();
         let call = EffectCall::new(&self.effect, (Instant::now() + self.timeout).min(until));
@@ -58,7 +58,7 @@ impl<D: Database> ClaimedEffect<D> {
         let provider_id = result.provider_id.clone();
         let ended = writer.write(result).await;
         self.count(ended);
-        if matches!(ended, Ended::Moved { to: EffectState::Unknown | EffectState::Queued, .. }) {
+        if matches!(ended, EffectEnd::Moved { to: EffectState::Unknown | EffectState::Queued, .. }) {
             apply_earlier_evidence(&self.ibid, &self.effect, provider_id).await;
         }
         ended
@@ -67,6 +67,9 @@ impl<D: Database> ClaimedEffect<D> {
     async fn call(&self, call: &EffectCall, until: Instant) -> EffectResult {
         if Instant::now() >= until {
             return not_made("the lease was over before the call began", None);
+        }
+        if !self.ibid.engine().confirm_open().await {
+            return not_made("a copy keeps the store closed", None);
         }
         if self.effect.may_be_second() {
             let why = "the provider may have forgotten the key of the first call";
@@ -119,13 +122,13 @@ impl<D: Database> ClaimedEffect<D> {
         }
     }
 
-    fn count(&self, ended: Ended) {
+    fn count(&self, ended: EffectEnd) {
         let (seq, kind) = (self.effect.seq, &*self.effect.kind);
         match ended {
-            Ended::Moved { to, due } => count_move(&self.effect, to, due),
+            EffectEnd::Moved { to, due } => count_move(&self.effect, to, due),
             // No call was made, so no result is lost.
-            Ended::Lost if !self.is_confirmed => {}
-            Ended::Lost => {
+            EffectEnd::Lost if !self.is_confirmed => {}
+            EffectEnd::Lost => {
                 tracing::warn!(
                     effect = seq,
                     kind,
@@ -133,7 +136,7 @@ impl<D: Database> ClaimedEffect<D> {
                 );
                 counter!(telemetry::EFFECTS_LOST).increment(1);
             }
-            Ended::Unwritten => counter!(telemetry::STORE_ERRORS).increment(1),
+            EffectEnd::Unwritten => counter!(telemetry::STORE_ERRORS).increment(1),
         }
     }
 }

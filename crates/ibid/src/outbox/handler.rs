@@ -197,6 +197,7 @@ pub enum VerifyOutcome {
 
 /// A settled effect, as [`EffectHandler::record`] gets it. An operator can still change `Dead` and `Unknown`.
 #[derive(Clone, Debug)]
+#[expect(clippy::exhaustive_enums, reason = "a handler that misses a case would lose its rows")]
 pub enum SettledEffect {
     /// The call was made.
     Done(CallResult),

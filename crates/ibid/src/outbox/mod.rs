@@ -98,6 +98,9 @@
 pub use ibid_core::effect::{EffectFilter, EffectRules, NewEffect, Safety, StoredEffect};
 pub use ibid_core::machine::EffectState;
 
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+pub(crate) mod copy;
+
 pub(crate) mod dyn_handler;
 
 mod handler;
@@ -111,6 +114,8 @@ pub(crate) mod record_result;
 mod unrecorded_result;
 
 pub(crate) mod statements;
+
+mod mysql_statements;
 
 pub(crate) mod store_tx;
 

@@ -72,7 +72,7 @@ impl EffectResult {
 
 /// The outcome of writing a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum EffectEnd {
     /// The effect is in this state now; `due` says whether it is due again.
     Moved { to: EffectState, due: bool },
     /// Another process has changed the effect; nothing was written.
@@ -109,16 +109,18 @@ impl<D: Database> ResultWriter<'_, D> {
     /// never arrived is sent again. After the end of the lease there are no more tries. The claim lapses, and the effect's
     /// rules decide what follows: a worker makes the call again under the same key, a worker verifies it, or the effect
     /// becomes `unknown`. The version check rejects a late writer, and its transaction rolls back with all of its rows.
-    pub(crate) async fn write(&self, result: EffectResult) -> Ended {
-        let Some(change) = result.change(self.effect) else { return Ended::Lost };
+    pub(crate) async fn write(&self, result: EffectResult) -> EffectEnd {
+        let Some(change) = result.change(self.effect) else { return EffectEnd::Lost };
         let settled = settled_effect(&change, &result);
         let mut backoff = Backoff::new(PAUSE_MIN, PAUSE_MAX);
         loop {
             let error = match self.try_write(&change, &result, settled.as_ref()).await {
-                Ok(TxOutcome::Yes) => return Ended::Moved { to: change.state, due: change.due_in.is_some() },
+                Ok(TxOutcome::Yes) => {
+                    return EffectEnd::Moved { to: change.state, due: change.due_in.is_some() };
+                }
                 Ok(TxOutcome::No(stored)) => {
                     log_lost_result(&result, stored.as_deref());
-                    return Ended::Lost;
+                    return EffectEnd::Lost;
                 }
                 Err(error) => error,
             };
@@ -129,7 +131,7 @@ impl<D: Database> ResultWriter<'_, D> {
                 if result.evidence.is_none() {
                     self.store_unrecorded(&result, &error).await;
                 }
-                return Ended::Unwritten;
+                return EffectEnd::Unwritten;
             }
             tokio::time::sleep_until(next).await;
         }
@@ -276,13 +278,13 @@ async fn write_fence<T: OwnedTx>(
 }
 
 /// A record that has just got its response, or has become `unknown`.
-pub(crate) struct Answered {
+pub(crate) struct OwedAnswer {
     change: Arc<Change>,
     stored: Option<StoredRecord>,
     response: Option<Arc<Response>>,
 }
 
-impl Answered {
+impl OwedAnswer {
     /// Puts the response into the cache and wakes the duplicates of this process that wait for it.
     pub(crate) fn publish(self, ibid: &Ibid, sent_at: Instant) {
         let engine = ibid.engine();
@@ -302,7 +304,7 @@ pub(crate) async fn answer(
     effect: &StoredEffect,
     settled: &SettledEffect,
     terms: WriteOptions,
-) -> Result<Option<Answered>, SqlError> {
+) -> Result<Option<OwedAnswer>, SqlError> {
     let now = terms.now;
     let locked = record_sql::lock(tx, &effect.record, now, effect.rules.lease()).await?;
     // A later generation of the record does not wait for this effect.
@@ -340,7 +342,7 @@ pub(crate) async fn answer(
                 "effect done, but its record no longer waits for the response"
             );
             counter!(telemetry::LATE_ANSWERS).increment(1);
-            let detail = format!("effect `{}` was done after the record had gone on", effect.name);
+            let detail = format!("effect `{}` was done after the record had changed", effect.name);
             let line = History { what: Line::LateAnswer, detail };
             record_sql::add_history(tx, &effect.record, &line, now).await?;
         }
@@ -353,7 +355,7 @@ pub(crate) async fn answer(
         return Err(SqlError::new(SqlFault::Serialization, "a locked record has changed"));
     };
     let is_stored = answer.is_some_and(|answer| answer.kept.is_some());
-    Ok(Some(Answered {
+    Ok(Some(OwedAnswer {
         stored: apply_change(&change, stamp, Some(&locked.stored)),
         response: response.filter(|_| is_stored).cloned().map(Arc::new),
         change,
@@ -435,6 +437,7 @@ pub(super) mod tests {
             downstream_key: String::new(),
             rules,
             owes: false,
+            is_letter: false,
             trace: None,
             payload: Bytes::new(),
             result: None,

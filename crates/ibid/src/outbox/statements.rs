@@ -18,8 +18,9 @@ use ibid_core::sql::Type::{Bool, Bytes as Blob, I64, Text};
 use ibid_core::sql::{Dialect, Param, SqlError, SqlRow, SqlTx, Statement, Type};
 use ibid_core::time::Timestamp;
 
+use super::mysql_statements as mysql;
 use crate::record_sql::{
-    DialectSql, WriteOptions, in_both_dialects, in_dialect, instant, interval, mark, nonce, nonce_param,
+    DialectSql, WriteOptions, in_all_dialects, in_dialect, instant, interval, mark, nonce, nonce_param,
     number,
 };
 
@@ -53,19 +54,34 @@ pub(crate) async fn enqueue(
             ];
             Ok(!tx.query(&ENQUEUE, &params).await?.is_empty())
         }
-        Dialect::Sqlite => {
+        Dialect::Sqlite | Dialect::Mysql => {
+            if tx.dialect() == Dialect::Mysql && effect.aggregate.is_some() {
+                tx.execute(&AGGREGATE_LOCK, &[tenant, aggregate]).await?;
+            }
             let params = [id, birth, name, owes, key, rules, trace, payload];
-            let added = tx.query(&CALL_ADD, &params).await?;
-            let Some(mut row) = added.into_iter().next() else { return Ok(false) };
-            let seq = Param::I64(row.i64()?);
+            let Some(seq) = add_call(tx, &params).await? else { return Ok(false) };
+            let seq = Param::I64(seq);
             let params = [seq, now, nonce, delay, lease, state, tenant, kind, aggregate];
-            tx.execute(&EFFECT_ADD, &params).await?;
+            tx.execute(in_dialect(tx, &EFFECT_ADD), &params).await?;
             if effect.aggregate.is_some() {
-                tx.execute(&TURN_ADD, &[seq]).await?;
+                tx.execute(in_dialect(tx, &TURN_ADD), &[seq]).await?;
             }
             Ok(true)
         }
     }
+}
+
+/// Adds the part of an effect that never changes. Returns its number, or `None` if the record has one of that name.
+async fn add_call(tx: &mut dyn SqlTx, params: &[Param<'_>]) -> Result<Option<i64>, SqlError> {
+    let rows = match tx.dialect() {
+        Dialect::Mysql => {
+            tx.execute(&CALL_ADD_ON_MYSQL, params).await?;
+            tx.query(&LAST_NUMBER, &[]).await?
+        }
+        Dialect::Postgres | Dialect::Sqlite => tx.query(&CALL_ADD_ON_SQLITE, params).await?,
+    };
+    let number = rows.into_iter().next().map(|mut row| row.i64()).transpose()?;
+    Ok(number.filter(|number| *number != 0))
 }
 
 /// Handles up to [`TURNS_MAX`] turns of aggregates: unblocks the first open effect of each. A worker's look begins with it.
@@ -90,6 +106,7 @@ pub(crate) async fn give_turns(tx: &mut dyn SqlTx) -> Result<Turns, SqlError> {
             }
             Ok(turns)
         }
+        Dialect::Mysql => mysql::give_turns(tx, limit).await,
     }
 }
 
@@ -128,6 +145,10 @@ pub(crate) async fn take(
         Dialect::Sqlite => {
             let taken = tx.query(&TAKE_ON_SQLITE, &params[..7]).await?;
             let seqs = taken.into_iter().map(|mut row| row.i64()).collect::<Result<Vec<_>, _>>()?;
+            if seqs.is_empty() { Vec::new() } else { load_rows(tx, &seqs, terms.now).await? }
+        }
+        Dialect::Mysql => {
+            let seqs = mysql::take(tx, claim).await?;
             if seqs.is_empty() { Vec::new() } else { load_rows(tx, &seqs, terms.now).await? }
         }
     };
@@ -169,14 +190,23 @@ pub(crate) async fn commit(
     let written = match tx.dialect() {
         Dialect::Postgres => tx.query(&COMMIT_ON_POSTGRES, &params).await?,
         Dialect::Sqlite => tx.query(&COMMIT_ON_SQLITE, &params[..15]).await?,
+        Dialect::Mysql => {
+            // The new version alone would not tell: it is stored, too, if an earlier try of this change was committed.
+            if tx.query(&VERSION_LOCK, &params[1..4]).await?.is_empty() {
+                return Ok(None);
+            }
+            tx.execute(&COMMIT_ON_MYSQL, &params[..15]).await?;
+            let [seq, count, nonce] = [params[1], params[4], params[5]];
+            tx.query(&WRITTEN, &[seq, count, nonce]).await?
+        }
     };
     let Some(mut row) = written.into_iter().next() else { return Ok(None) };
-    if tx.dialect() == Dialect::Sqlite {
+    if tx.dialect() != Dialect::Postgres {
         if change.result.is_some() || change.called == InstantChange::Clear {
-            tx.execute(&RESULT_SET, &[Param::I64(change.seq), result]).await?;
+            tx.execute(in_dialect(tx, &RESULT_SET), &[Param::I64(change.seq), result]).await?;
         }
         if is_final {
-            tx.execute(&TURN_ADD, &[Param::I64(change.seq)]).await?;
+            tx.execute(in_dialect(tx, &TURN_ADD), &[Param::I64(change.seq)]).await?;
         }
     }
     row.i64().map(|now| Some(Timestamp::from_micros(now)))
@@ -231,7 +261,7 @@ pub(crate) async fn use_evidence(
     let statement = in_dialect(tx, &EVIDENCE_USE);
     let kept_for = Param::I64(micros(USED_KEPT_FOR));
     let params = [instant(now), Param::Text(&name.source), Param::Text(&name.event), kept_for];
-    tx.execute(statement, &params).await.map(drop)
+    tx.execute(statement, &params).await
 }
 
 /// Lists the effects that match `filter`, in outbox order.
@@ -321,7 +351,8 @@ fn effect_after_seq(seq: i64, mut row: SqlRow) -> Result<StoredEffect, SqlError>
     let (called_at, ended_at, done_at) = (at()?, at()?, at()?);
     let (aggregate, downstream_key) = (row.maybe_text()?, row.text()?);
     let rules = EffectRules::from_json(&row.text()?).ok_or_else(|| SqlError::mismatch("readable rules"))?;
-    let (owes, trace, payload) = (row.bool()?, row.maybe_text()?, row.maybe_bytes()?.unwrap_or_default());
+    let (owes, is_letter) = (row.bool()?, row.bool()?);
+    let (trace, payload) = (row.maybe_text()?, row.maybe_bytes()?.unwrap_or_default());
     let (result, provider_id, last_error) = (row.maybe_bytes()?, row.maybe_text()?, row.maybe_text()?);
     Ok(StoredEffect {
         seq,
@@ -342,6 +373,7 @@ fn effect_after_seq(seq: i64, mut row: SqlRow) -> Result<StoredEffect, SqlError>
         downstream_key,
         rules,
         owes,
+        is_letter,
         trace,
         payload,
         result,
@@ -351,7 +383,7 @@ fn effect_after_seq(seq: i64, mut row: SqlRow) -> Result<StoredEffect, SqlError>
     })
 }
 
-fn code(state: EffectState) -> Param<'static> {
+pub(super) fn code(state: EffectState) -> Param<'static> {
     Param::I64(i64::from(state.code()))
 }
 
@@ -369,9 +401,13 @@ macro_rules! effects {
 }
 
 /// Like `effects!`, for the same file of each dialect.
-macro_rules! both_effects {
+macro_rules! all_effects {
     ($file:literal) => {
-        DialectSql { postgres: effects!("postgres", $file), sqlite: effects!("sqlite", $file) }
+        DialectSql {
+            postgres: effects!("postgres", $file),
+            sqlite: effects!("sqlite", $file),
+            mysql: effects!("mysql", $file),
+        }
     };
 }
 
@@ -382,16 +418,31 @@ macro_rules! statement {
     };
 }
 
+/// A step that PostgreSQL takes within another statement.
+macro_rules! in_steps {
+    ($file:literal) => {
+        DialectSql::new(
+            "",
+            include_str!(concat!("sql/sqlite/", $file)),
+            include_str!(concat!("sql/mysql/", $file)),
+            &[],
+        )
+    };
+}
+
 /// Column types, in the order in which `effect` reads them.
 const EFFECT: &[Type] = &[
     I64, Blob, I64, Text, Text, Text, I64, I64, I64, I64, I64, I64, I64, I64, I64, Text, Text, Text, Bool,
-    Text, Blob, Blob, Text, Text, I64,
+    Bool, Text, Blob, Blob, Text, Text, I64,
 ];
 
 static ENQUEUE: Statement = statement!("postgres/enqueue.sql", &[I64]);
-static CALL_ADD: Statement = statement!("sqlite/call_add.sql", &[I64]);
-static EFFECT_ADD: Statement = statement!("sqlite/effect_add.sql", &[]);
-static TURN_ADD: Statement = statement!("sqlite/turn_add.sql", &[]);
+static CALL_ADD_ON_SQLITE: Statement = statement!("sqlite/call_add.sql", &[I64]);
+static CALL_ADD_ON_MYSQL: Statement = statement!("mysql/call_add.sql", &[]);
+static LAST_NUMBER: Statement = statement!("mysql/last_number.sql", &[I64]);
+static AGGREGATE_LOCK: Statement = statement!("mysql/aggregate_lock.sql", &[]);
+static EFFECT_ADD: DialectSql = in_steps!("effect_add.sql");
+static TURN_ADD: DialectSql = in_steps!("turn_add.sql");
 static TURNS_ON_POSTGRES: Statement = statement!("postgres/turns.sql", &[I64, I64]);
 static TURNS_ON_SQLITE: Statement = statement!("sqlite/turns.sql", &[Text, Text]);
 static UNBLOCK: Statement = statement!("sqlite/unblock.sql", &[]);
@@ -399,16 +450,19 @@ static TAKE_ON_POSTGRES: Statement = effects!("postgres", "take.sql");
 static TAKE_ON_SQLITE: Statement = statement!("sqlite/take.sql", &[I64]);
 static COMMIT_ON_POSTGRES: Statement = statement!("postgres/commit.sql", &[I64]);
 static COMMIT_ON_SQLITE: Statement = statement!("sqlite/commit.sql", &[I64]);
-static RESULT_SET: Statement = statement!("sqlite/result_set.sql", &[]);
-static LOAD: DialectSql = both_effects!("load.sql");
-static FIND_BY_KEY: DialectSql = both_effects!("find_by_key.sql");
-static FIND_BY_PROVIDER: DialectSql = both_effects!("find_by_provider.sql");
-static LIST: DialectSql = both_effects!("list.sql");
-static EVIDENCE_USE: DialectSql = in_both_dialects!("sql/", "evidence_use.sql", &[]);
+static COMMIT_ON_MYSQL: Statement = statement!("mysql/commit.sql", &[]);
+static VERSION_LOCK: Statement = statement!("mysql/version_lock.sql", &[I64]);
+static WRITTEN: Statement = statement!("mysql/written.sql", &[I64]);
+static RESULT_SET: DialectSql = in_steps!("result_set.sql");
+static LOAD: DialectSql = all_effects!("load.sql");
+static FIND_BY_KEY: DialectSql = all_effects!("find_by_key.sql");
+static FIND_BY_PROVIDER: DialectSql = all_effects!("find_by_provider.sql");
+static LIST: DialectSql = all_effects!("list.sql");
+static EVIDENCE_USE: DialectSql = in_all_dialects!("sql/", "evidence_use.sql", &[]);
 
 /// Turns that one look handles. A look with this many takes some milliseconds; the worker looks again at once if there are
 /// more.
-const TURNS_MAX: u32 = 256;
+pub(super) const TURNS_MAX: u32 = 256;
 
 /// Bytes of a trace context that are stored. A `traceparent` has 55.
 const TRACE_BYTES_MAX: usize = 256;

@@ -18,7 +18,7 @@ use super::continue_trace;
 use super::dyn_handler::DynEffectHandler;
 use super::execute::ClaimedEffect;
 use super::handler::EffectHandler;
-use super::record_result::Ended;
+use super::record_result::EffectEnd;
 use super::statements;
 use crate::backoff::spread;
 use crate::evidence::effect::{EffectSettler, KindHandler, WorkerHandlers};
@@ -29,6 +29,7 @@ use crate::record_sql::WriteOptions;
 use crate::telemetry;
 use crate::transaction::TxError;
 use crate::transaction::attempt_tx::sql;
+use crate::transaction::isolation::lock_rows_only;
 
 /// Executes effects. Built by [`Worker::builder`].
 pub struct Worker<D: Database> {
@@ -40,6 +41,7 @@ pub struct Worker<D: Database> {
 }
 
 /// Options of a [`Worker`].
+#[must_use = "a builder does nothing until `build`"]
 pub struct WorkerBuilder<D: Database> {
     ibid: Ibid,
     database: D,
@@ -106,12 +108,12 @@ impl WorkerRound {
         *self == WorkerRound::default()
     }
 
-    fn add(&mut self, ended: Ended) {
+    fn add(&mut self, ended: EffectEnd) {
         let count = match ended {
-            Ended::Moved { to: EffectState::Done, .. } => &mut self.done,
-            Ended::Moved { to, due } if to.is_dead_letter(due) => &mut self.dead,
-            Ended::Moved { .. } => &mut self.again,
-            Ended::Lost | Ended::Unwritten => &mut self.lost,
+            EffectEnd::Moved { to: EffectState::Done, .. } => &mut self.done,
+            EffectEnd::Moved { to, due } if to.is_dead_letter(due) => &mut self.dead,
+            EffectEnd::Moved { .. } => &mut self.again,
+            EffectEnd::Lost | EffectEnd::Unwritten => &mut self.lost,
         };
         *count += 1;
     }
@@ -215,14 +217,22 @@ impl<D: Database + 'static> Worker<D> {
         }
     }
 
-    /// Runs until dropped. Dropping it cancels the running effects; their claims lapse, and a worker claims them again.
-    /// [`Worker::run_until`] finishes them instead.
+    /// Runs until dropped. [`Worker::run_until`] finishes its running effects first.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future cancels the running effects, also calls in flight. Their claims lapse, and a worker claims them
+    /// again, by the rules of an uncertain call.
     pub async fn run(&self) {
         self.run_until(std::future::pending()).await;
     }
 
     /// Runs until `stop` resolves. Then it claims nothing more and waits for its running effects, for a bounded time
     /// ([`WorkerBuilder::stop_within`]).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped before `stop` resolves, it ends like [`Worker::run`].
     pub async fn run_until(&self, stop: impl Future<Output = ()>) {
         let mut stop = std::pin::pin!(stop);
         let mut running = JoinSet::new();
@@ -262,6 +272,10 @@ impl<D: Database + 'static> Worker<D> {
     /// # Errors
     ///
     /// Fails if the effects could not be claimed.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, it ends like [`Worker::run`].
     pub async fn run_once(&self) -> Result<WorkerRound, TxError> {
         let mut running = JoinSet::new();
         for claim in self.claim(self.concurrency, true).await?.claims {
@@ -269,7 +283,7 @@ impl<D: Database + 'static> Worker<D> {
         }
         let mut round = WorkerRound::default();
         while let Some(ended) = running.join_next().await {
-            round.add(ended.map_or(Ended::Unwritten, |(ended, _)| ended));
+            round.add(ended.map_or(EffectEnd::Unwritten, |(ended, _)| ended));
         }
         Ok(round)
     }
@@ -279,7 +293,7 @@ impl<D: Database + 'static> Worker<D> {
         &self,
         free: usize,
         all_reasons: bool,
-        running: &mut JoinSet<(Ended, bool)>,
+        running: &mut JoinSet<(EffectEnd, bool)>,
     ) -> bool {
         match self.claim(free, all_reasons).await {
             Ok(Look { claims, more_turns }) => {
@@ -301,7 +315,7 @@ impl<D: Database + 'static> Worker<D> {
         }
     }
 
-    fn start(&self, running: &mut JoinSet<(Ended, bool)>, claim: Claim) {
+    fn start(&self, running: &mut JoinSet<(EffectEnd, bool)>, claim: Claim) {
         let Claim { effect, reason, is_confirmed, at } = claim;
         // Only effects of kinds that have a handler are claimed.
         let Some(KindHandler { handler, timeout }) = self.handlers.by_kind.get(&effect.kind) else { return };
@@ -342,6 +356,10 @@ impl<D: Database + 'static> Worker<D> {
     }
 
     async fn claim_once(&self, limit: usize, all_reasons: bool) -> Result<Look, TxError> {
+        if self.ibid.engine().is_closed().await {
+            // The effects are in another store, or on their way there.
+            return Ok(Look { claims: Vec::new(), more_turns: false });
+        }
         let at = Instant::now();
         let mut tx = self.handlers.database.begin().await?;
         let store = sql(&self.ibid)?;
@@ -349,6 +367,7 @@ impl<D: Database + 'static> Worker<D> {
             return Err(TxError::OtherDialect);
         }
         let terms = WriteOptions::of(store);
+        lock_rows_only(&mut tx).await?;
         let kinds: Vec<String> = self.handlers.by_kind.keys().cloned().collect();
         // First, so that an effect that gets its turn now is claimed by this look.
         let turns = statements::give_turns(&mut tx).await?;
@@ -420,7 +439,7 @@ struct Claim {
 }
 
 /// Returns whether the end of this effect may let the next one of its aggregate run.
-fn may_unblock_next(ended: Result<(Ended, bool), JoinError>) -> bool {
+fn may_unblock_next(ended: Result<(EffectEnd, bool), JoinError>) -> bool {
     ended.is_ok_and(|(_, is_ordered)| is_ordered)
 }
 

@@ -4,19 +4,23 @@
 //! `RecordColumns` has the values, and the `.sql` files in this folder name the columns. Like a store, these statements compare
 //! versions and instants and do not interpret states. This module names no driver.
 
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+pub(crate) mod copy;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ibid_core::change::{BodyKind, Change, Expect, History, InstantChange, Stamp, StoredRecord};
 use ibid_core::policy::Policy;
-use ibid_core::record::{Nonce, Record};
+use ibid_core::record::{Nonce, Record, Version};
 use ibid_core::row::{self, RECORD_COLUMNS, RecordColumns, RowCells, UnreadableRow, bits, micros};
 use ibid_core::scope::RecordId;
 use ibid_core::sql::Type::{Bytes as Blob, I64};
 use ibid_core::sql::{Dialect, Param, SqlError, SqlRow, SqlTx, Statement, Type, Value};
-use ibid_core::store::SqlStore;
+use ibid_core::store::{BoxFuture, SqlStore, StoreError, Work};
 use ibid_core::time::Timestamp;
+use parking_lot::Mutex;
 
 /// A record as a transaction sees it.
 #[derive(Debug)]
@@ -45,6 +49,40 @@ impl WriteOptions {
     pub(crate) fn lasts(self) -> Param<'static> {
         Param::Bool(self.must_be_durable)
     }
+}
+
+/// Runs `work` in one transaction and returns its result once the transaction has committed.
+pub(crate) async fn run<T: Send + 'static>(
+    store: &dyn SqlStore,
+    work: impl for<'a> FnOnce(&'a mut dyn SqlTx) -> BoxFuture<'a, Result<T, SqlError>> + Send + 'static,
+) -> Result<T, StoreError> {
+    run_by(|work| store.work(work), work).await
+}
+
+/// Runs `work` that only reads and may be slow, and returns its result.
+pub(crate) async fn run_read<T: Send + 'static>(
+    store: &dyn SqlStore,
+    work: impl for<'a> FnOnce(&'a mut dyn SqlTx) -> BoxFuture<'a, Result<T, SqlError>> + Send + 'static,
+) -> Result<T, StoreError> {
+    run_by(|work| store.read(work), work).await
+}
+
+async fn run_by<'s, T: Send + 'static>(
+    run: impl FnOnce(Work) -> BoxFuture<'s, Result<(), StoreError>>,
+    work: impl for<'a> FnOnce(&'a mut dyn SqlTx) -> BoxFuture<'a, Result<T, SqlError>> + Send + 'static,
+) -> Result<T, StoreError> {
+    let result = Arc::new(Mutex::new(None));
+    let slot = result.clone();
+    let work: Work = Box::new(move |tx| {
+        Box::pin(async move {
+            let value = work(tx).await?;
+            *slot.lock() = Some(value);
+            Ok(())
+        })
+    });
+    run(work).await?;
+    let value = result.lock().take();
+    value.ok_or_else(|| StoreError::lasting("sql", "work", "the store did not run the work"))
 }
 
 /// Locks a record until the transaction ends; from then on the lock is the lease.
@@ -95,6 +133,10 @@ pub(crate) async fn apply(
     if let Some(before) = before.filter(|_| change.clears_bodies || is_new_generation) {
         clear_bodies(tx, &change.id, before.birth, before.created_at).await?;
     }
+    if before.is_some() && is_new_generation {
+        let statement = in_dialect(tx, &PAYLOAD_CLEAR);
+        tx.execute(statement, &[Param::Bytes(change.id.as_bytes())]).await?;
+    }
     // A body apart that a smaller response replaces stays until its generation goes: readers take the one in the row.
     let apart = columns.body_apart().map(|data| (BodyKind::RESPONSE, data));
     for (kind, data) in
@@ -119,20 +161,36 @@ async fn write_row(
 ) -> Result<Option<Timestamp>, SqlError> {
     let mut params = columns.params().to_vec();
     params.extend([instant(options.now), options.lasts()]);
-    let (expected, must_be_due) = match change.expect {
-        Expect::Absent => {
-            return written_at(tx.query(in_dialect(tx, &INSERT), &params).await?);
-        }
-        Expect::Version(version) => (version, false),
-        Expect::Due(version) => (version, true),
+    let (statement, expected) = match change.expect {
+        Expect::Absent => (&INSERT, None),
+        Expect::Version(version) => (&UPDATE, Some((version, false))),
+        Expect::Due(version) => (&UPDATE, Some((version, true))),
         Expect::Anything => return Err(SqlError::mismatch("a change that says what it expects")),
     };
-    params.extend([
-        Param::I64(i64::from(expected.count)),
-        Param::I64(bits(expected.nonce)),
-        Param::Bool(must_be_due),
-    ]);
-    written_at(tx.query(in_dialect(tx, &UPDATE), &params).await?)
+    if let Some((version, must_be_due)) = expected {
+        let [count, nonce] = version_params(version);
+        params.extend([count, nonce, Param::Bool(must_be_due)]);
+    }
+    let statement = in_dialect(tx, statement);
+    if tx.dialect() != Dialect::Mysql {
+        return written_at(tx.query(statement, &params).await?);
+    }
+    let key = |version| {
+        let [count, nonce] = version_params(version);
+        [Param::Bytes(change.id.as_bytes()), count, nonce]
+    };
+    if let Some((version, must_be_due)) = expected {
+        let lock = if must_be_due { &LOCK_DUE_ON_MYSQL } else { &VERSION_LOCK_ON_MYSQL };
+        if tx.query(lock, &key(version)).await?.is_empty() {
+            return Ok(None);
+        }
+    }
+    tx.execute(statement, &params).await?;
+    written_at(tx.query(&WRITTEN_ON_MYSQL, &key(columns.version)).await?)
+}
+
+fn version_params(version: Version) -> [Param<'static>; 2] {
+    [Param::I64(i64::from(version.count)), Param::I64(bits(version.nonce))]
 }
 
 /// Deletes all bodies of one generation.
@@ -143,10 +201,10 @@ async fn clear_bodies(
     created_at: Timestamp,
 ) -> Result<(), SqlError> {
     let statement = in_dialect(tx, &BODY_CLEAR);
-    tx.execute(statement, &body_key(id, birth, created_at)).await.map(drop)
+    tx.execute(statement, &body_key(id, birth, created_at)).await
 }
 
-/// SQLite keys bodies by the record, PostgreSQL by the generation and its first instant; the schemas say why.
+/// SQLite keys bodies by the record, PostgreSQL and MySQL by the generation and its first instant; the schemas say why.
 fn body_key(id: &RecordId, birth: Nonce, created_at: Timestamp) -> [Param<'_>; 3] {
     [Param::Bytes(id.as_bytes()), Param::I64(bits(birth)), Param::I64(created_at.as_micros())]
 }
@@ -161,7 +219,7 @@ pub(crate) async fn add_history(
     let statement = in_dialect(tx, &HISTORY_ADD);
     let params =
         [Param::Bytes(id.as_bytes()), instant(now), Param::Text(line.what.name()), Param::Text(&line.detail)];
-    tx.execute(statement, &params).await.map(drop)
+    tx.execute(statement, &params).await
 }
 
 fn written_at(rows: Vec<SqlRow>) -> Result<Option<Timestamp>, SqlError> {
@@ -262,22 +320,25 @@ pub(crate) fn mark(mark: InstantChange) -> Param<'static> {
 pub(crate) struct DialectSql {
     pub(crate) postgres: Statement,
     pub(crate) sqlite: Statement,
+    pub(crate) mysql: Statement,
 }
 
 impl DialectSql {
     pub(crate) const fn new(
         postgres: &'static str,
         sqlite: &'static str,
+        mysql: &'static str,
         columns: &'static [Type],
     ) -> DialectSql {
         DialectSql {
             postgres: Statement { text: postgres, columns },
             sqlite: Statement { text: sqlite, columns },
+            mysql: Statement { text: mysql, columns },
         }
     }
 
     pub(crate) const fn same(text: &'static str, columns: &'static [Type]) -> DialectSql {
-        DialectSql::new(text, text, columns)
+        DialectSql::new(text, text, text, columns)
     }
 }
 
@@ -286,22 +347,24 @@ pub(crate) fn in_dialect(tx: &dyn SqlTx, both: &'static DialectSql) -> &'static 
     match tx.dialect() {
         Dialect::Postgres => &both.postgres,
         Dialect::Sqlite => &both.sqlite,
+        Dialect::Mysql => &both.mysql,
     }
 }
 
-/// Makes a [`DialectSql`] of two files with one name, in the folders `postgres` and `sqlite` under `$folder`. The path is
-/// relative to the file that uses the macro.
-macro_rules! in_both_dialects {
+/// Makes a [`DialectSql`] of three files with one name, in the folders `postgres`, `sqlite` and `mysql` under `$folder`. The
+/// path is relative to the file that uses the macro.
+macro_rules! in_all_dialects {
     ($folder:literal, $file:literal, $columns:expr) => {
         $crate::record_sql::DialectSql::new(
             include_str!(concat!($folder, "postgres/", $file)),
             include_str!(concat!($folder, "sqlite/", $file)),
+            include_str!(concat!($folder, "mysql/", $file)),
             $columns,
         )
     };
 }
 
-pub(crate) use in_both_dialects;
+pub(crate) use in_all_dialects;
 
 /// The columns of [`read_row`].
 const READ_COLUMNS: &[Type] = &{
@@ -315,13 +378,20 @@ const READ_COLUMNS: &[Type] = &{
     columns
 };
 
-static LOCK: DialectSql = in_both_dialects!("", "lock.sql", READ_COLUMNS);
-static READ: DialectSql = in_both_dialects!("", "read.sql", READ_COLUMNS);
-static INSERT: DialectSql = in_both_dialects!("", "insert.sql", &[I64]);
-static UPDATE: DialectSql = in_both_dialects!("", "update.sql", &[I64]);
-static BODY_PUT: DialectSql = in_both_dialects!("", "body_put.sql", &[]);
-static BODY_CLEAR: DialectSql = in_both_dialects!("", "body_clear.sql", &[]);
-static HISTORY_ADD: DialectSql = in_both_dialects!("", "history_add.sql", &[]);
+static LOCK: DialectSql = in_all_dialects!("", "lock.sql", READ_COLUMNS);
+static READ: DialectSql = in_all_dialects!("", "read.sql", READ_COLUMNS);
+static INSERT: DialectSql = in_all_dialects!("", "insert.sql", &[I64]);
+static UPDATE: DialectSql = in_all_dialects!("", "update.sql", &[I64]);
+static BODY_PUT: DialectSql = in_all_dialects!("", "body_put.sql", &[]);
+static BODY_CLEAR: DialectSql = in_all_dialects!("", "body_clear.sql", &[]);
+static PAYLOAD_CLEAR: DialectSql = in_all_dialects!("", "payload_clear.sql", &[]);
+static HISTORY_ADD: DialectSql = in_all_dialects!("", "history_add.sql", &[]);
+
+/// MySQL returns nothing from a statement that writes, so the row tells afterwards whether it was written.
+static WRITTEN_ON_MYSQL: Statement = Statement { text: include_str!("mysql/written.sql"), columns: &[I64] };
+static VERSION_LOCK_ON_MYSQL: Statement =
+    Statement { text: include_str!("mysql/version_lock.sql"), columns: &[I64] };
+static LOCK_DUE_ON_MYSQL: Statement = Statement { text: include_str!("mysql/lock_due.sql"), columns: &[I64] };
 
 /// PostgreSQL keeps the setting as 32 bits of milliseconds.
 const IDLE_MS_MAX: i64 = i32::MAX as i64;

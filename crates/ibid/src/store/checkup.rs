@@ -5,6 +5,8 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+use ibid_core::machine::EffectState;
 
 use super::run_times::RunTimes;
 
@@ -39,6 +41,10 @@ pub struct Checkup {
     pub runs: Option<Vec<RunTimes>>,
     /// The server's settings that a large store depends on; `None` if there is no server, or no table of ours in it.
     pub tuning: Option<ServerTuning>,
+    /// Further reasons why opening refuses the store, each a sentence.
+    pub refusals: Vec<String>,
+    /// `true` if ibid was built for this software and not tested on it.
+    pub is_untested: bool,
 }
 
 /// Settings of a server that a large store depends on, and the sizes to compare them with.
@@ -90,11 +96,19 @@ impl ServerTuning {
 
 /// State of ibid's tables in a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "a tool that reports facts has to report all of them")]
 pub enum Schema {
     /// The store has no tables of ibid.
     Absent,
-    /// The tables are at this step of the schema.
+    /// The tables are at this step of the schema. A newer one than this program knows only added something to it.
     Step {
+        /// Step of the tables in this store.
+        found: u32,
+        /// The newest that this program knows.
+        known: u32,
+    },
+    /// The tables are at a step that excludes this program.
+    TooNew {
         /// Step of the tables in this store.
         found: u32,
         /// The newest that this program knows.
@@ -105,6 +119,13 @@ pub enum Schema {
         /// Number of the step.
         number: u32,
     },
+}
+
+impl Schema {
+    /// Returns whether this program can use the tables as they are.
+    pub(super) fn is_usable(self) -> bool {
+        matches!(self, Schema::Step { found, known } if found >= known)
+    }
 }
 
 /// The difference of two clocks.
@@ -129,6 +150,7 @@ pub struct Setting {
 
 /// The role of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "a tool that reports facts has to report all of them")]
 pub enum Role {
     /// The server takes writes.
     Primary,
@@ -145,6 +167,8 @@ pub struct Standbys {
     pub awaited: String,
     /// Standbys that are connected now.
     pub connected: Vec<Standby>,
+    /// Privileges without which this user does not see all standbys, or whether the server is one itself.
+    pub missing: Vec<&'static str>,
 }
 
 /// A standby of a server.
@@ -158,6 +182,7 @@ pub struct Standby {
 
 /// A transaction pooler, which may run each transaction in another session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "a tool that reports facts has to report all of them")]
 pub enum Pooler {
     /// Nothing indicates a pooler.
     NotSeen,
@@ -180,4 +205,10 @@ pub struct OpenCases {
     pub effects_unknown: u64,
     /// Effects in the state `dead`.
     pub effects_dead: u64,
+}
+
+/// Returns the codes of the states in which effects wait for an operator: unknown and dead.
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+pub(super) fn effects_for_operators() -> [i64; 2] {
+    EffectState::NEED_OPERATOR.map(|state| i64::from(state.code()))
 }

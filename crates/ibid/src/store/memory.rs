@@ -3,21 +3,23 @@
 //! One lock around everything makes each call one step, which is all that the contract asks. The store grows with its records;
 //! `reap` is what shrinks it.
 
+mod copy;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use ibid_core::change::{Change, Commit, Expect, History, Stamp, StoredRecord};
+use ibid_core::change::{Change, Commit, Expect, History, HistoryLine, LoadedBody, Stamp, StoredRecord};
 use ibid_core::evidence::{EventName, Evidence, EvidenceQuery, EvidenceStore, StoredEvidence, USED_KEPT_FOR};
 use ibid_core::fingerprint::SecretId;
 use ibid_core::reap::{ReapCount, ReapStep, ReapTarget};
 use ibid_core::record::{Nonce, RecordDetails, State, Version};
 use ibid_core::scope::{Identity, RecordId};
 use ibid_core::store::{
-    BodyStore, BoxFuture, BrowseStore, Cursor, Durability, Page, RecordCounts, RecordFilter, RenewOutcome,
-    RowCount, SetOutcome, Store, StoreClock, StoreError, StoreFacts,
+    BodyStore, BoxFuture, BrowseStore, CopyStore, Cursor, Durability, Page, RecordCounts, RecordFilter,
+    RenewOutcome, RowCount, SetOutcome, Store, StoreClock, StoreError, StoreFacts,
 };
 use ibid_core::time::Timestamp;
 use parking_lot::{Mutex, MutexGuard};
@@ -138,14 +140,20 @@ impl Store for MemoryStore {
     fn evidence(&self) -> Option<&dyn EvidenceStore> {
         Some(self)
     }
+
+    fn copy(&self) -> Option<&dyn CopyStore> {
+        Some(self)
+    }
 }
 
 impl BodyStore for MemoryStore {
-    fn bodies(&self, id: RecordId, birth: Nonce) -> BoxFuture<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
+    fn bodies(&self, id: RecordId, birth: Nonce) -> BoxFuture<'_, Result<Vec<LoadedBody>, StoreError>> {
         let tables = self.lock().0;
         let bodies = tables.rows.get(&id).into_iter().flat_map(|row| &row.bodies);
         let own = bodies.filter(|(_, (written_by, _))| *written_by == birth);
-        ready(Ok(own.map(|(kind, (_, data))| (*kind, data.clone())).collect()))
+        let load =
+            |(kind, (_, data)): (&u32, &(Nonce, Bytes))| LoadedBody { kind: *kind, data: data.clone() };
+        ready(Ok(own.map(load).collect()))
     }
 }
 
@@ -168,7 +176,7 @@ impl BrowseStore for MemoryStore {
         ready(Ok(Page::new(rows.collect(), filter.limit, cursor)))
     }
 
-    fn history(&self, id: RecordId) -> BoxFuture<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
+    fn history(&self, id: RecordId) -> BoxFuture<'_, Result<Vec<HistoryLine>, StoreError>> {
         ready(Ok(self.lock().0.history.get(&id).cloned().unwrap_or_default()))
     }
 
@@ -203,7 +211,7 @@ impl BrowseStore for MemoryStore {
             }
             ReapTarget::History { keep } => {
                 let orphans = tables.history.iter().filter(|(id, _)| !tables.rows.contains_key(id));
-                let old = orphans.flat_map(|(_, lines)| lines).filter(|(at, _)| at.after(keep) <= now);
+                let old = orphans.flat_map(|(_, lines)| lines).filter(|line| line.at.after(keep) <= now);
                 count.remove = old.count() as u64;
             }
             ReapTarget::Effects { .. } | ReapTarget::Policies | ReapTarget::Room => {}
@@ -289,7 +297,7 @@ struct Tables {
     /// Invariant: exactly the rows that will be removed, by the next instant at which the reaper has something to do.
     reap: BTreeSet<(Timestamp, RecordId)>,
     /// Outlives the records, as an audit does.
-    history: HashMap<RecordId, Vec<(Timestamp, History)>>,
+    history: HashMap<RecordId, Vec<HistoryLine>>,
     settings: HashMap<String, Bytes>,
     /// By sequence number, each with the instant at which it is purged.
     evidence: BTreeMap<i64, (StoredEvidence, Timestamp)>,
@@ -344,7 +352,8 @@ impl Tables {
             }
         }
         if !change.history.is_empty() {
-            let lines = change.history.iter().map(|line| (now, line.clone()));
+            let line = |line: &History| HistoryLine { at: now, what: line.what, detail: line.detail.clone() };
+            let lines = change.history.iter().map(line);
             self.history.entry(change.id).or_default().extend(lines);
         }
         Ok(Commit::Done(stamp))
@@ -412,7 +421,7 @@ impl Tables {
 
     /// Removes old lines of records that are gone, of up to `limit` records.
     fn reap_history(&mut self, keep: Duration, limit: u32, now: Timestamp) -> ReapStep {
-        let is_old = |(at, _): &(Timestamp, History)| at.after(keep) <= now;
+        let is_old = |line: &HistoryLine| line.at.after(keep) <= now;
         let orphans = self.history.iter().filter(|(id, _)| !self.rows.contains_key(*id));
         let with_old = orphans.filter(|(_, lines)| lines.first().is_some_and(is_old));
         let ids: Vec<RecordId> = with_old.map(|(id, _)| *id).take(limit as usize).collect();

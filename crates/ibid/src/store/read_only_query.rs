@@ -7,6 +7,7 @@ pub type RowCallback<'a> = &'a mut (dyn FnMut(&[String], Vec<Option<String>>) ->
 
 /// The error of a read-only query.
 #[derive(Debug, thiserror::Error)]
+#[expect(clippy::exhaustive_enums, reason = "only crates of this project use it")]
 pub enum ReadOnlyQueryError<O: std::error::Error + 'static> {
     /// The database cannot be opened.
     #[error(transparent)]

@@ -108,7 +108,8 @@ const RETENTIONS_MAX: usize = 16;
 /// Records that are looked at, on PostgreSQL for each retention: enough for a p99, and some milliseconds' work.
 pub(super) const SAMPLE_MAX: i64 = 2000;
 
-/// Policies that are looked at.
+/// Policies that are looked at, where they have a table.
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub(super) const POLICIES_MAX: i64 = 256;
 
 #[cfg(test)]

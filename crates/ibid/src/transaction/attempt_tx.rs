@@ -18,6 +18,7 @@ use metrics::counter;
 use tokio::time::Instant;
 
 use super::driver_tx::DriverTx;
+use super::mysql_limits::limit_idle_time;
 use super::reserve_queue::KeyLock;
 use super::reserve_tx;
 use crate::attempt::{Attempt, into_answer};
@@ -139,6 +140,7 @@ impl Attempt {
     ///
     /// Dropping the future drops `tx`, which rolls it back. The attempt continues and can use another transaction.
     pub async fn inside<T: OwnedTx>(&mut self, mut tx: T) -> Result<AttemptTx<'_, T>, TxError> {
+        self.begin_work();
         match self.lock(&mut tx).await {
             Ok(held) => Ok(AttemptTx::holding(Holder::Lent(self), tx, held)),
             Err(error) => Err(give_back(tx, error).await),
@@ -166,6 +168,7 @@ impl Attempt {
             return Err(self.ibid().engine().without_identity().into());
         }
         let own = self.begun();
+        limit_idle_time(tx, own.policy.lease).await?;
         let locked = record_sql::lock(tx, &own.id, store.now(), own.policy.lease).await?;
         locked.filter(|locked| still_owns(&locked.stored, own)).ok_or(TxError::LeaseLost)
     }
@@ -408,7 +411,7 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
             // finds nothing, reserves the new id and runs. If this commit came after that, it would be a second execution.
             // `ibid identity change` waits for commits that were sent in time (`change::retire`), not for this one.
             self.roll_back().await;
-            self.attempt.ended_with(Outcome::NotDurable);
+            let _ = self.attempt.ended_with(Outcome::NotDurable);
             return Err(self.attempt.ibid().engine().without_identity().into());
         }
         let tx = self.tx.take().ok_or(TxError::Ended)?;
@@ -449,13 +452,13 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
         };
         let settled = tokio::time::timeout(engine.finish_wait, settle).await.ok().flatten();
         let Some(settlement) = settled.filter(|settlement| settlement.refused.is_none()) else {
-            self.attempt.ended_with(Outcome::NotDurable);
+            let _ = self.attempt.ended_with(Outcome::NotDurable);
             return Err(TxError::CommitUnknown);
         };
         match settlement.stored {
             Some(stored) if change.is_stored_as(&stored) => Ok(stored),
             _ => {
-                self.attempt.ended_with(Outcome::Released);
+                let _ = self.attempt.ended_with(Outcome::Released);
                 Err(TxError::NotCommitted)
             }
         }

@@ -103,12 +103,12 @@ impl SqlTx for DieselTx {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> BoxFuture<'a, Result<u64, SqlError>> {
+    ) -> BoxFuture<'a, Result<(), SqlError>> {
         Box::pin(async move {
             *self.proven.get_mut() = false;
-            let done = bound(statement, params).execute(self.connection()).await.map_err(failure)?;
+            bound(statement, params).execute(self.connection()).await.map_err(failure)?;
             *self.proven.get_mut() = true;
-            Ok(done as u64)
+            Ok(())
         })
     }
 

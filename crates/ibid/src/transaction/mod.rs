@@ -8,8 +8,9 @@
 //!   is one commit in all.
 //!
 //! Each driver has an adapter behind a separate feature. An adapter is a pair: a [`Database`] around the driver's pool, and
-//! an [`OwnedTx`] that derefs to the type you run statements on. The `commit` of every adapter fails if PostgreSQL has aborted
-//! the transaction. The server itself rolls back on such a `COMMIT` and reports success.
+//! an [`OwnedTx`] that derefs to the type you run statements on. The `commit` of every adapter fails if the server has aborted
+//! the transaction: on such a `COMMIT` PostgreSQL rolls back and reports success, and after a deadlock MySQL has rolled back
+//! already and commits what came later.
 
 pub use ibid_core::sql::{Database, OwnedTx, SqlError, SqlFault, SqlTx};
 
@@ -37,6 +38,12 @@ pub mod sqlx_postgres;
 #[cfg(feature = "sqlx-sqlite")]
 pub mod sqlx_sqlite;
 
+#[cfg(feature = "mysql-async")]
+pub mod mysql_async;
+
+#[cfg(feature = "sqlx-mysql")]
+pub mod sqlx_mysql;
+
 #[cfg(feature = "diesel-async")]
 pub mod diesel;
 
@@ -51,10 +58,26 @@ pub mod isolation;
 #[cfg(any(feature = "tokio-postgres", feature = "postgres"))]
 pub(crate) mod pg_client;
 
-#[cfg(any(feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "sea-orm"))]
+#[cfg(feature = "mysql-async")]
+mod mysql_client;
+
+mod mysql_limits;
+
+#[cfg(any(feature = "mysql-async", feature = "sqlx-mysql"))]
+mod mysql_tx;
+
+#[cfg(any(feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "sqlx-mysql", feature = "sea-orm"))]
 mod sqlx_error;
 
-#[cfg(any(feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "sea-orm", feature = "sqlite"))]
+#[cfg(any(
+    feature = "sqlx-postgres",
+    feature = "sqlx-sqlite",
+    feature = "sqlx-mysql",
+    feature = "sea-orm",
+    feature = "sqlite"
+))]
 mod sqlite_error;
 
-pub use isolation::{Isolated, Isolation};
+pub use isolation::{IsolatedDatabase, Isolation};
+#[cfg(any(feature = "mysql-async", feature = "sqlx-mysql"))]
+pub use mysql_tx::MysqlTx;

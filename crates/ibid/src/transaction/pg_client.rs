@@ -9,8 +9,8 @@ pub(crate) async fn run(
     client: &Client,
     statement: &Statement,
     params: &[Param<'_>],
-) -> Result<u64, SqlError> {
-    client.execute_typed(statement.text, &with_types(params)).await.map_err(failure)
+) -> Result<(), SqlError> {
+    client.execute_typed(statement.text, &with_types(params)).await.map(drop).map_err(failure)
 }
 
 pub(crate) async fn rows(

@@ -15,6 +15,7 @@ use ibid_core::time::Timestamp;
 use tokio::time::Instant;
 
 use super::attempt_tx::{AttemptTx, TxError, sql};
+use super::mysql_limits;
 use super::reserve_queue::ReserveQueue;
 use crate::attempt::Attempt;
 use crate::engine::{Arrival, DecidedRequest, Pass, ResolvedId, UnavailableError, apply_change};
@@ -159,7 +160,7 @@ impl Ibid {
                 return self.start_or_commit(ask, decision, locked, tx, at).await;
             }
             Ok(ReserveWrite::Nothing(decision, stored)) => {
-                let decided = DecidedRequest { ask: ask.clone(), decision, stored: Some(*stored), at };
+                let decided = DecidedRequest::without_run(ask, decision, Some(*stored), at);
                 Ok(ReserveTry::Skip(self.to_caller_outcome(decided).into_outcome()))
             }
             Ok(ReserveWrite::Late) => Ok(ReserveTry::Moved),
@@ -232,8 +233,7 @@ impl Ibid {
     ) -> Result<ReserveTry<T>, TxError> {
         if !matches!(decision, Decision::Run { .. }) {
             tx.commit().await?;
-            let stored = Some(locked.stored);
-            let decided = DecidedRequest { ask: ask.clone(), decision, stored, at };
+            let decided = DecidedRequest::without_run(ask, decision, Some(locked.stored), at);
             return Ok(ReserveTry::Skip(self.to_caller_outcome(decided).into_outcome()));
         }
         if failpoint::at("reserve.after").await == Hit::Error {
@@ -288,14 +288,20 @@ fn names_same_policy(change: &Change, stored: &StoredRecord) -> bool {
 /// Rolls back the caller's rows and keeps the reservation.
 pub(super) async fn back_to_reservation(tx: &mut dyn SqlTx) -> Result<(), SqlError> {
     let statement = in_dialect(tx, &ROLLBACK_TO);
-    tx.execute(statement, &[]).await.map(drop)
+    tx.execute(statement, &[]).await
 }
 
 /// Sets how long the transaction waits for a lock, and bounds its idle time by the lease. Returns the previous lock wait.
 async fn set_lock_wait(tx: &mut dyn SqlTx, wait: &str, lease: Duration) -> Result<String, SqlError> {
-    if tx.dialect() == Dialect::Sqlite {
+    match tx.dialect() {
+        Dialect::Postgres => {}
         // A SQLite transaction has held the file's only write lock since it began.
-        return Ok(String::new());
+        Dialect::Sqlite => return Ok(String::new()),
+        // The session keeps the previous wait.
+        Dialect::Mysql if wait.is_empty() => {
+            return mysql_limits::restore_lock_wait(tx).await.map(|()| String::new());
+        }
+        Dialect::Mysql => return mysql_limits::limit_waits(tx, lease).await.map(|()| String::new()),
     }
     let idle_ms = lease.as_millis().clamp(1, WAIT_MS_MAX).to_string();
     let statement = in_dialect(tx, &LOCK_WAIT);
@@ -305,7 +311,8 @@ async fn set_lock_wait(tx: &mut dyn SqlTx, wait: &str, lease: Duration) -> Resul
 
 static SAVEPOINT: DialectSql = DialectSql::same("savepoint ibid_reserved", &[]);
 static ROLLBACK_TO: DialectSql = DialectSql::same("rollback to savepoint ibid_reserved", &[]);
-static LOCK_WAIT: DialectSql = DialectSql::new(include_str!("sql/postgres/lock_wait.sql"), "", &[Type::Text]);
+static LOCK_WAIT: DialectSql =
+    DialectSql::new(include_str!("sql/postgres/lock_wait.sql"), "", "", &[Type::Text]);
 
 /// Tries of one request that may lose a race. As for every begin, a record that wins four times is changing too fast.
 const RESERVE_TRIES_MAX: u32 = 4;

@@ -95,7 +95,7 @@ impl SqlTx for RusqliteTx<'_> {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> BoxFuture<'a, Result<u64, SqlError>> {
+    ) -> BoxFuture<'a, Result<(), SqlError>> {
         Box::pin(async move { run(self.still_open()?, statement, params) })
     }
 
@@ -162,9 +162,9 @@ impl RusqliteHandle<'_> {
 }
 
 /// A borrowed transaction. The caller that opened it also ends it.
-pub(crate) struct Joined<'a>(pub(crate) &'a mut Connection);
+pub(crate) struct JoinedTx<'a>(pub(crate) &'a mut Connection);
 
-impl SqlTx for Joined<'_> {
+impl SqlTx for JoinedTx<'_> {
     fn dialect(&self) -> Dialect {
         Dialect::Sqlite
     }
@@ -173,7 +173,7 @@ impl SqlTx for Joined<'_> {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> BoxFuture<'a, Result<u64, SqlError>> {
+    ) -> BoxFuture<'a, Result<(), SqlError>> {
         Box::pin(async move { run(self.0, statement, params) })
     }
 
@@ -186,14 +186,10 @@ impl SqlTx for Joined<'_> {
     }
 }
 
-fn run(
-    connection: &Connection,
-    statement: &'static Statement,
-    params: &[Param<'_>],
-) -> Result<u64, SqlError> {
+fn run(connection: &Connection, statement: &'static Statement, params: &[Param<'_>]) -> Result<(), SqlError> {
     let mut prepared = connection.prepare_cached(statement.text).map_err(failure)?;
     bind(&mut prepared, params)?;
-    prepared.raw_execute().map(|rows| rows as u64).map_err(failure)
+    prepared.raw_execute().map(drop).map_err(failure)
 }
 
 fn rows(

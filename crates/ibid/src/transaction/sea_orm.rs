@@ -82,10 +82,10 @@ impl SqlTx for SeaOrmTx {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> BoxFuture<'a, Result<u64, SqlError>> {
+    ) -> BoxFuture<'a, Result<(), SqlError>> {
         Box::pin(async move {
             let done = self.open.execute_raw(self.bound(statement, params)).await;
-            done.map(|done| done.rows_affected()).map_err(failure)
+            done.map(drop).map_err(failure)
         })
     }
 

@@ -2,6 +2,8 @@
 
 use ibid_core::sql::{SqlError, SqlFault};
 use sqlx::Error;
+#[cfg(feature = "sqlx-mysql")]
+use sqlx::mysql::MySqlDatabaseError;
 
 use super::{TxError, sqlite_error};
 
@@ -20,6 +22,13 @@ pub(super) fn failure(error: Error) -> SqlError {
 /// Returns the fault of an error. A timeout of the pool is `Lost`, although nothing was sent.
 pub(super) fn fault(error: &Error) -> SqlFault {
     match error {
+        #[cfg(feature = "sqlx-mysql")]
+        Error::Database(reported) if reported.try_downcast_ref::<MySqlDatabaseError>().is_some() => {
+            // Most of MySQL's SQLSTATEs are `HY000`; the number tells.
+            let number =
+                reported.try_downcast_ref::<MySqlDatabaseError>().map_or(0, MySqlDatabaseError::number);
+            SqlError::with_mysql_number(number, "").fault()
+        }
         Error::Database(reported) => {
             let code = reported.code().unwrap_or_default();
             match code.parse() {

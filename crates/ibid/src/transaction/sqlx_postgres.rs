@@ -55,13 +55,13 @@ impl SqlTx for SqlxPostgresTx<'_> {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> BoxFuture<'a, Result<u64, SqlError>> {
+    ) -> BoxFuture<'a, Result<(), SqlError>> {
         Box::pin(async move {
             self.proven = false;
             let query = sqlx::query_with(statement.text, arguments(params).map_err(failure)?);
-            let done = query.execute(&mut *self.open).await.map_err(failure)?;
+            query.execute(&mut *self.open).await.map_err(failure)?;
             self.proven = true;
-            Ok(done.rows_affected())
+            Ok(())
         })
     }
 

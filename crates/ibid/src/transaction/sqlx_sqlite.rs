@@ -46,10 +46,10 @@ impl SqlTx for SqlxSqliteTx<'_> {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> BoxFuture<'a, Result<u64, SqlError>> {
+    ) -> BoxFuture<'a, Result<(), SqlError>> {
         Box::pin(async move {
             let query = sqlx::query_with(statement.text, arguments(params).map_err(failure)?);
-            query.execute(&mut *self.0).await.map(|done| done.rows_affected()).map_err(failure)
+            query.execute(&mut *self.0).await.map(drop).map_err(failure)
         })
     }
 

@@ -56,7 +56,7 @@ impl SqlTx for PooledTx {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> BoxFuture<'a, Result<u64, SqlError>> {
+    ) -> BoxFuture<'a, Result<(), SqlError>> {
         Box::pin(run(self, statement, params))
     }
 
@@ -131,7 +131,7 @@ impl SqlTx for BorrowedTx<'_> {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> BoxFuture<'a, Result<u64, SqlError>> {
+    ) -> BoxFuture<'a, Result<(), SqlError>> {
         Box::pin(run(self.0.client(), statement, params))
     }
 

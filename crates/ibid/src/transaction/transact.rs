@@ -108,6 +108,7 @@ impl Attempt {
         W: FnMut(TxHandle<D::Tx>) -> F,
         F: Future<Output = Result<R, TxError>>,
     {
+        self.begin_work();
         let mut runs = RunLimit::new();
         loop {
             let run = async {
@@ -155,11 +156,11 @@ impl<T: OwnedTx> AttemptTx<'_, T> {
     pub(crate) async fn complete(self, completion: Completion) -> TxResult {
         let response = match completion {
             Completion::Response(response) => {
-                self.finish(response.clone()).await?;
+                let _ = self.finish(response.clone()).await?;
                 Some(response)
             }
             Completion::Owed => {
-                self.owe().await?;
+                let _ = self.owe().await?;
                 None
             }
         };

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 /// Status of one chore of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ChoreStatus {
     /// Name of the chore, as in the metrics.
     pub name: &'static str,

@@ -5,39 +5,76 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use ibid_core::change::StoredRecord;
 use ibid_core::machine::{Decision, Event};
 use ibid_core::record::State;
-use ibid_core::store::StoreError;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
+use ibid_core::store::{Cursor, Page, StoreError};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use super::run_round;
 use super::stored_request::{Resume, StoredRequest, release};
 use crate::backoff::spread;
-use crate::engine::GiveUp;
+use crate::engine::{GiveUp, TenantBound, TenantPermit};
 use crate::failpoint;
 use crate::ibid::Ibid;
 
-/// Bounds how many accepted requests run in this process, and wakes the deliverer when another is accepted.
+/// Bounds how many accepted requests run in this process, and wakes the deliverer when another may be run.
 pub(crate) struct Deliveries {
-    permits: Arc<Semaphore>,
-    accepted: Notify,
+    slots: TenantBound,
+    /// Deliveries that ended since the last round.
+    ended: AtomicU32,
+    wake: Notify,
+    /// The scan behind requests that can't be run now.
+    scan: Mutex<BacklogScan>,
+}
+
+/// The scan behind the first due records, while those can't be run here.
+#[derive(Default)]
+struct BacklogScan {
+    /// Cursor from which it continues; `None`: behind the first records.
+    cursor: Option<Cursor>,
+    /// Instant of the last step.
+    at: Option<Instant>,
 }
 
 impl Default for Deliveries {
     fn default() -> Self {
-        Deliveries { permits: Arc::new(Semaphore::new(DELIVERIES_MAX)), accepted: Notify::new() }
+        Deliveries {
+            slots: TenantBound::new(DELIVERIES_MAX),
+            ended: AtomicU32::new(0),
+            wake: Notify::new(),
+            scan: Mutex::default(),
+        }
     }
 }
 
 impl Deliveries {
     /// Tells the deliverer that this process has accepted a request, so that it does not wait for its next poll.
     pub(crate) fn wake(&self) {
-        self.accepted.notify_one();
+        self.wake.notify_one();
+    }
+
+    /// Notes that a delivery has ended. After some of them the deliverer looks for more.
+    fn note_end(&self) {
+        if self.ended.fetch_add(1, Ordering::SeqCst) + 1 == ENDED_MIN {
+            self.wake();
+        }
+    }
+
+    /// Returns whether the next step of the scan is due, and notes that it is taken.
+    fn takes_scan_step(&self) -> bool {
+        let (mut scan, now) = (self.scan.lock(), Instant::now());
+        let is_due = scan.at.is_none_or(|at| now.duration_since(at) >= POLL_EVERY);
+        if is_due {
+            scan.at = Some(now);
+        }
+        is_due
     }
 }
 
@@ -49,27 +86,70 @@ pub(super) async fn run(ibid: &Ibid) {
     let deliveries = &ibid.upkeep().deliveries;
     loop {
         // Registered before the poll, so that a request accepted meanwhile is not missed.
-        let mut accepted = pin!(deliveries.accepted.notified());
-        accepted.as_mut().enable();
+        let mut woken = pin!(deliveries.wake.notified());
+        woken.as_mut().enable();
         if let Some(runner) = ibid.upkeep().resumes.runner() {
             let claimed = run_round(ibid, "deliverer", deliver_once(ibid, &runner)).await;
             if claimed > 0 {
                 continue;
             }
         }
-        let _ = tokio::time::timeout(spread(POLL_EVERY), accepted).await;
+        let _ = tokio::time::timeout(spread(POLL_EVERY), woken).await;
     }
 }
 
-/// Claims due records, as many as there are permits, and runs their requests. Returns how many were claimed.
+/// Claims due records, as many as there is room for, and runs their requests. Returns how many were claimed.
 async fn deliver_once(ibid: &Ibid, runner: &Arc<dyn Resume>) -> Result<u64, StoreError> {
-    let permits = &ibid.upkeep().deliveries.permits;
-    // Waits only while all permits are taken. The semaphore is never closed.
-    drop(permits.acquire().await);
-    let free = u32::try_from(permits.available_permits()).unwrap_or(DELIVERY_BATCH).clamp(1, DELIVERY_BATCH);
-    let due = ibid.store().due(State::Pending, None, free).await?.items;
+    let deliveries = &ibid.upkeep().deliveries;
+    deliveries.ended.store(0, Ordering::SeqCst);
+    let free = u32::try_from(deliveries.slots.free()).unwrap_or(DELIVERY_BATCH).min(DELIVERY_BATCH);
+    if free == 0 {
+        return Ok(0);
+    }
+    let first = due_page(ibid, None, free).await?;
+    let due = first.items.len() as u64;
+    let mut claimed = claim_all(ibid, runner, first.items).await;
+    // Records of a tenant that has its share, and those whose request can't be loaded, stay first in the order.
+    if claimed < due
+        && let Some(behind) = first.next
+        && deliveries.takes_scan_step()
+    {
+        claimed += claim_behind(ibid, runner, behind).await?;
+    }
+    Ok(claimed)
+}
+
+/// Returns accepted requests that are due.
+async fn due_page(ibid: &Ibid, after: Option<Cursor>, limit: u32) -> Result<Page<StoredRecord>, StoreError> {
+    ibid.engine().due(State::Pending, after, limit).await
+}
+
+/// Claims records further behind. The next call continues where this one ends, and starts over after the last record.
+async fn claim_behind(ibid: &Ibid, runner: &Arc<dyn Resume>, first: Cursor) -> Result<u64, StoreError> {
+    let deliveries = &ibid.upkeep().deliveries;
+    let mut after = deliveries.scan.lock().cursor.take().or(Some(first));
+    let mut claimed = 0;
+    for _ in 0..SCAN_BATCHES_MAX {
+        let Page { items, next } = due_page(ibid, after.clone(), SCAN_BATCH).await?;
+        claimed += claim_all(ibid, runner, items).await;
+        if deliveries.slots.free() == 0 {
+            // The rest of this page had no chance.
+            break;
+        }
+        after = next;
+        if after.is_none() {
+            break;
+        }
+    }
+    deliveries.scan.lock().cursor = after;
+    Ok(claimed)
+}
+
+/// Claims the records for which there is room, and runs their requests. Returns how many were claimed.
+async fn claim_all(ibid: &Ibid, runner: &Arc<dyn Resume>, due: Vec<StoredRecord>) -> u64 {
     let claims = due.into_iter().filter_map(|stored| {
-        let permit = permits.clone().try_acquire_owned().ok()?;
+        let slots = &ibid.upkeep().deliveries.slots;
+        let permit = slots.take(&stored.record.identity.tenant, 1).ok()?;
         let (reply, is_claimed) = oneshot::channel();
         // On a separate task, because this one may be dropped at any moment: a claim whose request is not run lapses.
         tokio::spawn(deliver(ibid.clone(), runner.clone(), stored, permit, reply));
@@ -77,7 +157,7 @@ async fn deliver_once(ibid: &Ibid, runner: &Arc<dyn Resume>) -> Result<u64, Stor
     });
     // All at once, so that they share commits.
     let claims = join_all(claims.collect::<Vec<_>>()).await;
-    Ok(claims.into_iter().filter(|is_claimed| *is_claimed == Ok(true)).count() as u64)
+    claims.into_iter().filter(|is_claimed| *is_claimed == Ok(true)).count() as u64
 }
 
 /// Claims one record and runs its request to the end. Replies as soon as it is known whether the claim succeeded.
@@ -85,11 +165,11 @@ async fn deliver(
     ibid: Ibid,
     runner: Arc<dyn Resume>,
     stored: StoredRecord,
-    permit: OwnedSemaphorePermit,
+    permit: TenantPermit,
     is_claimed: oneshot::Sender<bool>,
 ) {
     // A shutdown waits for this, because a record that is being claimed is about to run.
-    let begins = ibid.engine().drain.track_begin();
+    let begins = ibid.engine().drain.track();
     let Ok(request) = StoredRequest::load(&ibid, &*runner, &stored.record).await else { return };
     let generation = stored.record.birth;
     failpoint::at("deliver.before").await;
@@ -115,15 +195,27 @@ async fn deliver(
         }
     }
     drop(permit);
+    ibid.upkeep().deliveries.note_end();
 }
 
 /// Accepted requests that one process runs at once: about as many connections as an upstream accepts from one client. With
-/// the largest default body they hold as many megabytes.
+/// the largest default body they hold as many megabytes. One tenant may have half of them: its upstream may hang.
 const DELIVERIES_MAX: usize = 256;
 
 /// Accepted records that are read at once. Few, because their requests are read too, and another node may be reading the
 /// same ones.
 const DELIVERY_BATCH: u32 = 64;
+
+/// Deliveries that end before the deliverer looks for more, if its next poll does not come first. Each look reads some records
+/// of tenants that have their share.
+const ENDED_MIN: u32 = 8;
+
+/// Records that are read at once behind those that can't be run here.
+const SCAN_BATCH: u32 = 256;
+
+/// Batches in one step of that scan, which is taken once per [`POLL_EVERY`]: four thousand records a second take some percent of
+/// a core, and ten thousand requests of one tenant hold up another's for some seconds.
+const SCAN_BATCHES_MAX: u32 = 16;
 
 /// Time between two polls if this process accepts nothing, give or take a quarter. It bounds how long records of a crashed
 /// node, or the end of a pause, go unnoticed. A poll that finds nothing reads one page of an index.

@@ -15,6 +15,10 @@ use crate::ibid::Ibid;
 /// # Errors
 ///
 /// Fails if the store does not answer. The next round tries the same evidence again.
+///
+/// # Cancel safety
+///
+/// Evidence is marked as used in the commit that applies it. If the future is dropped, the next round does the rest.
 pub async fn apply_evidence_once(ibid: &Ibid) -> Result<u64, StoreError> {
     let Some(store) = ibid.store().evidence() else { return Ok(0) };
     // First, so that the table shrinks even if something below fails in every round.
@@ -22,7 +26,8 @@ pub async fn apply_evidence_once(ibid: &Ibid) -> Result<u64, StoreError> {
     let (mut settled, cursor) = (0, &ibid.upkeep().evidence_cursor);
     for _ in 0..BATCHES_MAX {
         let after = cursor.lock().clone();
-        let page = store.open_evidence(EvidenceQuery::All, after, BATCH).await?;
+        let open = store.open_evidence(EvidenceQuery::All, after, BATCH);
+        let page = ibid.engine().read_for_chore("find evidence", open).await?;
         settled += apply_batch(ibid, store, &page.items).await?;
         let is_last = page.next.is_none();
         *cursor.lock() = page.next;

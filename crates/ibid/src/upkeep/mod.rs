@@ -1,19 +1,23 @@
 //! The chores. The sweeper settles lapsed leases, the reaper removes expired rows, the reconciler looks up unknown outcomes,
 //! the evidence chore applies webhook evidence that was missed, and the deliverer runs accepted requests.
 //!
-//! Any number of nodes may run them at once: each write is a compare-and-set on the version that was read.
+//! Any number of nodes may run them at once: each write is a compare-and-set on the version that was read. One node at a
+//! time sweeps, reaps and applies evidence (`election.rs`), so that a fleet does not read the same rows once per node.
+//! Nodes that can do different things (resume requests, settle effects of some kinds) are elected independently, and a node
+//! whose permits for resumed requests are used up resigns. Every node delivers accepted requests, because their number is
+//! bounded per node, and looks up unknown records that are overdue, because the elected node may have no lookup for them.
 
 mod chore_status;
 mod deliverer;
+mod election;
 mod evidence;
+mod overdue;
 mod reaper;
 mod reconciler;
 mod stored_request;
 mod sweeper;
-mod unknown;
 
 use std::panic::AssertUnwindSafe;
-
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::FutureExt;
@@ -24,16 +28,19 @@ use parking_lot::Mutex;
 use chore_status::ChoreLog;
 pub use chore_status::ChoreStatus;
 use deliverer::Deliveries;
+use election::Seat;
 pub use evidence::apply_evidence_once;
 use reaper::ReapCursors;
 pub use reaper::{ReapPreview, ReapStats, Retention, reap_once, reap_preview, reap_store};
 use reconciler::LookupSlot;
+use reconciler::reconcile_overdue;
 pub use reconciler::{
     LookupResult, OutcomeLookup, ReconcileStats, UnknownRequest, reconcile_once, reconcile_with_progress,
 };
 pub use stored_request::Resume;
 use stored_request::Resumes;
-pub use sweeper::{sweep_once, sweep_with_progress};
+use sweeper::SweepCursors;
+pub use sweeper::{SweepStats, sweep_once, sweep_with_progress};
 
 use crate::ibid::Ibid;
 use crate::telemetry;
@@ -51,6 +58,8 @@ pub(crate) struct UpkeepState {
     lookup: LookupSlot,
     /// Cursors from which the reaper's next round continues.
     cursors: ReapCursors,
+    /// Cursors from which the next sweep continues.
+    sweep_cursors: SweepCursors,
     /// Sequence number behind which the next round of the evidence chore continues.
     evidence_cursor: Mutex<Option<Cursor>>,
 }
@@ -93,20 +102,72 @@ impl Default for Schedule {
 }
 
 /// Runs the chores until dropped. A failed chore is logged and runs again after its interval.
+///
+/// Any number of processes may call this on one store. One of them sweeps and applies evidence, and one reaps, at a time; if
+/// it ends or dies, another replaces it within one interval. All of them deliver accepted requests, and look up unknown
+/// records that are overdue.
+///
+/// # Cancel safety
+///
+/// Made to be dropped: each write is whole or absent, and the chores of any node do the rest. Another node is elected within one
+/// interval.
 pub async fn run(ibid: Ibid, schedule: Schedule) {
     let ibid = &ibid;
+    let (sweeps, reaps) = (&Seat::default(), &Seat::default());
+    let sweep_group = || sweep_role(ibid);
+    let sweep_group_every = schedule.sweep_every.min(schedule.reconcile_every);
     // Concurrently: a slow lookup at an upstream must not hold up a sweep, nor a long sweep an accepted request.
     tokio::join!(
-        every(schedule.sweep_every, || run_round(ibid, "sweeper", sweep_once(ibid))),
-        every(schedule.reap_every, || {
-            run_round(ibid, "reaper", async { Ok(reap_once(ibid, schedule.keep).await?.removed) })
+        sweeps.campaign(ibid, "sweep", sweep_group, sweep_group_every),
+        while_elected(sweeps, schedule.sweep_every, || {
+            run_round(ibid, "sweeper", sweep_once(ibid)).inspect(|_| {
+                if ibid.upkeep().resumes.are_full() {
+                    sweeps.resign();
+                }
+            })
         }),
-        every(schedule.reconcile_every, || run_round(ibid, "evidence", apply_evidence_once(ibid))),
+        while_elected(sweeps, schedule.reconcile_every, || {
+            run_round(ibid, "evidence", apply_evidence_once(ibid))
+        }),
         every(schedule.reconcile_every, || {
-            run_round(ibid, "reconciler", async { Ok(reconcile_once(ibid).await?.settled) })
+            let late = schedule.reconcile_every.saturating_mul(2);
+            let overdue_by = if sweeps.is_elected() { Duration::ZERO } else { late };
+            run_round(ibid, "reconciler", reconcile_overdue(ibid, overdue_by))
         }),
+        reaps.campaign(ibid, "reap", || "reap".to_owned(), schedule.reap_every),
+        reaper::run(ibid, reaps, schedule.reap_every, schedule.keep),
+        every(schedule.sweep_every, || async { publish_process_gauges(ibid) }),
         deliverer::run(ibid),
     );
+}
+
+/// Returns the role under which this process sweeps and applies evidence.
+///
+/// A process that can resume requests, or has workers for certain effects, is elected among those that can do the same:
+/// otherwise records and evidence that only some processes can settle would wait while another one is elected.
+fn sweep_role(ibid: &Ibid) -> String {
+    let resumes = if ibid.upkeep().resumes.runner().is_some() { ":resume" } else { "" };
+    let kinds: String = ibid.outbox().kinds.names().iter().map(|kind| format!(":{kind}")).collect();
+    format!("sweep{resumes}{kinds}")
+}
+
+/// Publishes the gauges that each process has for itself.
+fn publish_process_gauges(ibid: &Ibid) {
+    ibid.engine().breaker.publish_gauge();
+    gauge!(telemetry::TENANTS_ABOVE).set(ibid.tenants_above_duplicate_rate() as f64);
+}
+
+/// Runs a chore at intervals while this node is elected, and at once when it becomes so.
+async fn while_elected<F: Future>(seat: &Seat, pause: Duration, mut chore: impl FnMut() -> F) {
+    let mut ticker = tokio::time::interval(pause);
+    ticker.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        seat.wait_until_elected().await;
+        ticker.tick().await;
+        if seat.is_elected() {
+            chore().await;
+        }
+    }
 }
 
 async fn every<F: Future>(pause: Duration, mut chore: impl FnMut() -> F) {
@@ -118,13 +179,17 @@ async fn every<F: Future>(pause: Duration, mut chore: impl FnMut() -> F) {
     }
 }
 
-/// Runs one round of a chore and records its result. A round that panics ends neither this chore nor the others. Returns what
-/// the round handled; zero if it failed.
+/// Runs one round of a chore and records its result, unless a copy keeps the store closed. A round that panics ends neither this
+/// chore nor the others. Returns what the round handled; zero if it failed.
 async fn run_round(
     ibid: &Ibid,
     chore: &'static str,
     round: impl Future<Output = Result<u64, StoreError>>,
 ) -> u64 {
+    if ibid.engine().is_closed().await {
+        // The records are being copied, or are in another store, whose processes run the chores there.
+        return 0;
+    }
     // Unwind safety: a round leaves nothing behind but cursors, each written in one step.
     match AssertUnwindSafe(round).catch_unwind().await {
         Ok(result) => {

@@ -6,8 +6,6 @@
 
 use std::time::Duration;
 
-use ibid_core::change::Commit;
-use ibid_core::machine::{self, Event, Verdict};
 use ibid_core::reap::{ReapCount, ReapStep, ReapTarget};
 use ibid_core::record::State;
 use ibid_core::store::{Cursor, RowCount, Store, StoreError};
@@ -15,10 +13,10 @@ use metrics::{Gauge, counter, gauge};
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
-use super::unknown::expire_unknown;
-use crate::engine::GiveUp;
+use super::election::Seat;
+use super::overdue::{OverdueCursors, settle_overdue};
+use super::{run_round, while_elected};
 use crate::ibid::Ibid;
-use crate::random::nonce;
 use crate::telemetry;
 
 /// Retention of rows that outlive their record.
@@ -53,6 +51,7 @@ impl Default for Retention {
 
 /// Counts of one round of the reaper.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ReapStats {
     /// Accepted records that were never claimed and are now `completed` with 408, plus unknown outcomes that expired after
     /// `unknown_retention`.
@@ -77,6 +76,7 @@ pub struct ReapStats {
 
 /// Counts of the rows that a round of the reaper would strip or remove.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ReapPreview {
     /// Records that would become tombstones, and records that would be removed.
     pub records: ReapCount,
@@ -92,20 +92,23 @@ pub struct ReapPreview {
 /// # Errors
 ///
 /// Fails if a part of the round did. The other parts still run, and the first failure is returned at the end.
+///
+/// # Cancel safety
+///
+/// Each row is removed or changed whole or not at all. If the future is dropped, the next round does the rest.
 pub async fn reap_once(ibid: &Ibid, keep: Retention) -> Result<ReapStats, StoreError> {
     if ibid.engine().is_clock_ahead() {
         // Removed rows do not come back when the clock is set right again, and reaping late loses nothing.
         tracing::warn!("the store's clock has leapt forward; nothing is reaped for now");
         return count_records(ibid).await.map(|()| ReapStats::default());
     }
-    let settled = settle_unclaimed(ibid).await;
-    let expired = expire_unknown(&**ibid.store()).await;
+    let settled = settle_overdue(&**ibid.store(), Some(&ibid.upkeep().cursors.overdue)).await;
     let limits = RoundLimits { deadline: Instant::now() + ROUND_FOR_MAX, cursors: &ibid.upkeep().cursors };
     let stats = round(&**ibid.store(), keep, Some(&limits), |_| {}).await;
     let count = count_records(ibid).await;
     let (settled, stats) = (settled?, stats?);
     count?;
-    Ok(ReapStats { settled: settled + expired?, ..stats })
+    Ok(ReapStats { settled, ..stats })
 }
 
 /// Reaps a store without an engine, from the start to the end, however long it takes. Calls `on_step` after every step with
@@ -114,16 +117,18 @@ pub async fn reap_once(ibid: &Ibid, keep: Retention) -> Result<ReapStats, StoreE
 /// # Errors
 ///
 /// Fails as [`reap_once`] does.
+///
+/// # Cancel safety
+///
+/// Each row is removed or changed whole or not at all. If the future is dropped, the next round does the rest.
 pub async fn reap_store(
     store: &dyn Store,
     keep: Retention,
     on_step: impl FnMut(&ReapStats),
 ) -> Result<ReapStats, StoreError> {
-    let settled = answer_unclaimed(store).await;
-    let expired = expire_unknown(store).await;
-    let stats = round(store, keep, None, on_step).await;
-    let (settled, stats) = (settled?, stats?);
-    Ok(ReapStats { settled: settled + expired?, ..stats })
+    let settled = settle_overdue(store, None).await;
+    let stats = round(store, keep, None, on_step).await?;
+    Ok(ReapStats { settled: settled?, ..stats })
 }
 
 /// Deadline of a round, and the cursors from which it and the next one continue.
@@ -196,7 +201,7 @@ async fn reap_target(
 }
 
 /// Cursors of this process into rows that are ordered by time and may have to stay: effects and history lines while their
-/// record exists, records while the application references them.
+/// record exists, records while the application references them, and accepted and unknown records until their time is over.
 ///
 /// Each round continues at its cursor, and starts over after the last row. Otherwise each round would look at all of these
 /// rows again, and rows behind more of them than fit into one round would never be reached.
@@ -205,6 +210,7 @@ pub(crate) struct ReapCursors {
     records: Mutex<Option<Cursor>>,
     effects: Mutex<Option<Cursor>>,
     history: Mutex<Option<Cursor>>,
+    overdue: OverdueCursors,
 }
 
 impl ReapCursors {
@@ -289,60 +295,64 @@ impl Pacer {
     }
 }
 
-/// Completes accepted records that were never claimed. Writes through the engine, which wakes duplicates that wait in this
-/// process.
-async fn settle_unclaimed(ibid: &Ibid) -> Result<u64, StoreError> {
-    let mut settled = 0;
-    for stored in ibid.store().due(State::Pending, None, PENDING_BATCH).await?.items {
-        let settlement = ibid
-            .engine()
-            .write_until_done(Some(stored), GiveUp::Soon, |nonce| Event::NeverClaimed { nonce })
-            .await;
-        settled += u64::from(settlement.decision == machine::Decision::Settled);
-    }
-    Ok(settled)
+/// Runs the reaper while this node is elected, and clears its gauges when another node replaces it. Otherwise this node would go
+/// on exporting old numbers; a query that takes the largest value over all nodes skips `NaN`.
+pub(super) async fn run(ibid: &Ibid, seat: &Seat, every: Duration, keep: Retention) {
+    let reap = || async {
+        run_round(ibid, "reaper", async { Ok(reap_once(ibid, keep).await?.removed) }).await;
+        // A round that another node's election has overtaken has set the gauges again.
+        if !seat.is_elected() {
+            clear_gauges();
+        }
+    };
+    tokio::join!(while_elected(seat, every, reap), async {
+        loop {
+            seat.wait_until_elected().await;
+            seat.wait_until_replaced().await;
+            clear_gauges();
+        }
+    });
 }
 
-/// Like [`settle_unclaimed`], but without an engine, and in batches until one has nothing left to complete.
-async fn answer_unclaimed(store: &dyn Store) -> Result<u64, StoreError> {
-    let mut settled = 0;
-    loop {
-        let before = settled;
-        for stored in store.due(State::Pending, None, PENDING_BATCH).await?.items {
-            let event = Event::NeverClaimed { nonce: nonce() };
-            let Verdict::Write(change, _) = machine::decide(Some(&stored.record), &event, stored.now) else {
-                continue;
-            };
-            // On a conflict, another process has claimed the record meanwhile and keeps it.
-            settled += u64::from(matches!(store.commit(change, None).await?, Commit::Done(_)));
-        }
-        if settled == before {
-            return Ok(settled);
-        }
+fn clear_gauges() {
+    for state in State::ALL {
+        gauge!(telemetry::RECORDS, "state" => state.name()).set(f64::NAN);
+        gauge!(telemetry::RECORDS_ESTIMATED, "state" => state.name()).set(f64::NAN);
     }
+    for kind in ["records", "effects"] {
+        gauge!(telemetry::DEAD_LETTERS, "kind" => kind).set(f64::NAN);
+    }
+    gauge!(telemetry::OLDEST_UNKNOWN).set(f64::NAN);
+    gauge!(telemetry::REAP_BEHIND).set(f64::NAN);
 }
 
 async fn count_records(ibid: &Ibid) -> Result<(), StoreError> {
     // A store that cannot be browsed has no such gauges.
     let Some(browse) = ibid.store().browse() else { return Ok(()) };
-    let counts = browse.count().await?;
+    let counts = ibid.engine().read_for_chore("count records", browse.count()).await?;
     let set = |gauge: Gauge, count: RowCount| {
         if let Some(count) = count.value() {
             gauge.set(count as f64);
         }
     };
-    for (state, count) in State::ALL.into_iter().zip(counts.by_state) {
-        set(gauge!(telemetry::RECORDS, "state" => state.name()), count);
+    // Without an exact count, no age does not mean that there is no such record.
+    let mut by_state = State::ALL.into_iter().zip(counts.by_state);
+    let has_none = by_state.any(|counted| counted == (State::Unknown, RowCount::Exact(0)));
+    if let Some(age) = counts.oldest_unknown.or(has_none.then_some(Duration::ZERO)) {
+        gauge!(telemetry::OLDEST_UNKNOWN).set(age.as_secs_f64());
     }
-    gauge!(telemetry::OLDEST_UNKNOWN).set(counts.oldest_unknown.unwrap_or_default().as_secs_f64());
     for (kind, letters) in [("records", counts.dead_letters), ("effects", counts.dead_effects)] {
         set(gauge!(telemetry::DEAD_LETTERS, "kind" => kind), letters);
     }
+    for (state, count) in State::ALL.into_iter().zip(counts.by_state) {
+        set(gauge!(telemetry::RECORDS, "state" => state.name()), count);
+        if count.value().is_some() {
+            let estimated = u8::from(count.is_estimated());
+            gauge!(telemetry::RECORDS_ESTIMATED, "state" => state.name()).set(estimated);
+        }
+    }
     Ok(())
 }
-
-/// Accepted records read at once.
-const PENDING_BATCH: u32 = 256;
 
 /// Target duration of one step: about one flush of a commit, so that a commit that meets a step waits for two flushes
 /// instead of one.

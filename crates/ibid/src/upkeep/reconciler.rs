@@ -47,6 +47,7 @@ pub trait OutcomeLookup: Send + Sync {
 
 /// A request whose outcome is unknown, as an [`OutcomeLookup`] sees it.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct UnknownRequest {
     /// Tenant of the request. Restrict the lookup to it, because another tenant may use the same key.
     pub tenant: Tenant,
@@ -102,6 +103,7 @@ impl UnknownRequest {
 
 /// Result of one lookup.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LookupResult {
     /// The request was executed, with this response. A decline is a response too.
     Executed(Response),
@@ -115,6 +117,7 @@ pub enum LookupResult {
 
 /// Counts of one round of the reconciler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ReconcileStats {
     /// Lookups that were made.
     pub asked: u64,
@@ -122,6 +125,9 @@ pub struct ReconcileStats {
     pub settled: u64,
     /// Records that became dead letters: an operator has to settle them.
     pub dead_letters: u64,
+    /// Time until another round may look up the rest. This process has just started, or the store's clock has jumped, and
+    /// two lookups may be closer together than the stored times say.
+    pub held_back: Option<Duration>,
 }
 
 impl Ibid {
@@ -145,6 +151,11 @@ pub(crate) struct LookupSlot {
 /// # Errors
 ///
 /// Fails if the store cannot be read. The next round finds the rest.
+///
+/// # Cancel safety
+///
+/// Each record is written whole or not at all. If the future is dropped, lookups in flight are abandoned, and the next round
+/// repeats them.
 pub async fn reconcile_once(ibid: &Ibid) -> Result<ReconcileStats, StoreError> {
     reconcile_with_progress(ibid, |_| {}).await
 }
@@ -154,8 +165,29 @@ pub async fn reconcile_once(ibid: &Ibid) -> Result<ReconcileStats, StoreError> {
 /// # Errors
 ///
 /// Fails as [`reconcile_once`] does.
+///
+/// # Cancel safety
+///
+/// Each record is written whole or not at all. If the future is dropped, lookups in flight are abandoned, and the next round
+/// repeats them.
 pub async fn reconcile_with_progress(
     ibid: &Ibid,
+    on_batch: impl FnMut(&ReconcileStats),
+) -> Result<ReconcileStats, StoreError> {
+    reconcile(ibid, Duration::ZERO, on_batch).await
+}
+
+/// Looks up records that have been due for `overdue_by`. Returns how many were settled.
+///
+/// Any process may be elected for the lookups, and it may be unable to look up some records: those are overdue for the
+/// others.
+pub(super) async fn reconcile_overdue(ibid: &Ibid, overdue_by: Duration) -> Result<u64, StoreError> {
+    reconcile(ibid, overdue_by, |_| {}).await.map(|stats| stats.settled)
+}
+
+async fn reconcile(
+    ibid: &Ibid,
+    overdue_by: Duration,
     mut on_batch: impl FnMut(&ReconcileStats),
 ) -> Result<ReconcileStats, StoreError> {
     let mut stats = ReconcileStats::default();
@@ -172,11 +204,15 @@ pub async fn reconcile_with_progress(
         let (mut turns, mut lookups) = (HashMap::new(), Vec::new());
         for stored in page.items {
             let rule = stored.record.policy.reconcile.as_ref().filter(|_| may_be_looked_up(&stored.record));
-            let rule = rule.filter(|rule| {
-                // After a jump of the store's clock, two lookups may be closer together than their times say. All wait.
-                lookup.asks(rule) && !ibid.engine().is_clock_unsure(rule.settle)
-            });
-            let Some(rule) = rule else { continue };
+            let Some(rule) = rule.filter(|rule| lookup.asks(rule)) else { continue };
+            if stored.record.due_at.is_some_and(|due_at| stored.now < due_at.after(overdue_by)) {
+                continue;
+            }
+            // After a jump of the store's clock, two lookups may be closer together than their times say. All wait.
+            if ibid.engine().is_clock_unsure(rule.settle) {
+                stats.held_back = stats.held_back.max(Some(rule.settle));
+                continue;
+            }
             let route = rule.route.clone().unwrap_or_else(|| "*".to_owned());
             let turn: &mut u32 = turns.entry(route.clone()).or_default();
             let at = Instant::now() + PACE * *turn;

@@ -4,15 +4,14 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ibid_core::change::{BodyKind, StoredRecord};
+use ibid_core::change::{BodyKind, LoadedBody, StoredRecord};
 use ibid_core::machine::{BeginRequest, Event};
 use ibid_core::record::{ErrorCode, Nonce, Record, RecoveryPoint};
 use ibid_core::store::{BoxFuture, StoreError};
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::attempt::Attempt;
-use crate::engine::GiveUp;
+use crate::engine::{GiveUp, TenantBound};
 use crate::ibid::Ibid;
 
 /// Runs requests without their clients: lapsed requests, and requests that were accepted to run later.
@@ -35,18 +34,23 @@ impl Ibid {
 /// The runner of stored requests that is registered in this process, and the permits for lapsed requests.
 pub(crate) struct Resumes {
     runner: Mutex<Option<Arc<dyn Resume>>>,
-    pub(super) permits: Arc<Semaphore>,
+    pub(super) slots: TenantBound,
 }
 
 impl Default for Resumes {
     fn default() -> Self {
-        Resumes { runner: Mutex::default(), permits: Arc::new(Semaphore::new(RESUMES_MAX)) }
+        Resumes { runner: Mutex::default(), slots: TenantBound::new(RESUMES_MAX) }
     }
 }
 
 impl Resumes {
     pub(super) fn runner(&self) -> Option<Arc<dyn Resume>> {
         self.runner.lock().clone()
+    }
+
+    /// Returns whether no further lapsed request of some tenant can be resumed now.
+    pub(super) fn are_full(&self) -> bool {
+        self.slots.refuses_any()
     }
 }
 
@@ -64,9 +68,9 @@ impl StoredRequest {
         runner: &dyn Resume,
         record: &Record,
     ) -> Result<Option<StoredRequest>, StoreError> {
-        let bodies = ibid.store().require_bodies()?.bodies(record.id, record.birth).await?;
-        let request = bodies.into_iter().find(|(kind, _)| *kind == BodyKind::Request.code());
-        Ok(request.and_then(|(_, bytes)| {
+        let bodies = ibid.engine().bodies(record.id, record.birth).await?;
+        let request = bodies.into_iter().find(|body| body.kind == BodyKind::Request.code());
+        Ok(request.and_then(|LoadedBody { data: bytes, .. }| {
             let ask = Arc::new(runner.ask(record, &bytes)?);
             Some(StoredRequest { generation: record.birth, ask, bytes })
         }))
@@ -88,8 +92,9 @@ impl StoredRequest {
         after: RecoveryPoint,
         at: Instant,
     ) -> BoxFuture<'static, ()> {
-        let attempt = Attempt::new(ibid.clone(), self.ask.clone(), taken.record, after, at).of_upkeep();
-        runner.run(attempt, self.ask, self.bytes)
+        let permit = ibid.engine().attempt_slots.take_beyond(&taken.record.identity.tenant);
+        let attempt = Attempt::new(permit, ibid.clone(), self.ask.clone(), taken.record, after, at);
+        runner.run(attempt.of_upkeep(), self.ask, self.bytes)
     }
 }
 
@@ -100,5 +105,6 @@ pub(super) async fn release(ibid: &Ibid, taken: StoredRecord) {
     ibid.engine().write_until_done(Some(taken), GiveUp::Late, event).await;
 }
 
-/// Lapsed requests that one process runs at once. The load of a crashed node must not crash this one too.
+/// Lapsed requests that one process runs at once; one tenant may have half of them. The load of a crashed node must not crash
+/// this one too.
 const RESUMES_MAX: usize = 32;

@@ -7,7 +7,7 @@ use futures_util::FutureExt as _;
 use ibid::transaction::{Database, SqlError, SqlFault, SqlTx, TxError};
 use ibid_core::sql::{Dialect, Param, SqlRow, Statement, Type};
 
-mod borrowed;
+mod borrowed_tx;
 pub(crate) mod databases;
 mod faults;
 mod transaction_end;
@@ -74,6 +74,31 @@ macro_rules! on_postgres {
     };
 }
 
+macro_rules! on_mysql {
+    ($adapter:ty) => {
+        keeps_every_rule!(
+            $adapter,
+            super::TestDatabase::mariadb,
+            [
+                transaction_end::what_the_server_ended_is_not_committed,
+                transaction_end::what_is_half_written_is_not_committed,
+                faults::a_row_that_changed_since_the_snapshot_means_again,
+                faults::a_deadlock_means_again,
+                faults::a_deadlock_of_the_callers_own_statements_means_again,
+                faults::a_lock_waited_for_in_vain_is_told,
+                faults::a_terminated_connection_is_lost_and_the_pool_is_not,
+                faults::a_transaction_runs_at_the_chosen_level,
+            ]
+        );
+
+        #[tokio::test]
+        async fn a_server_that_is_gone_is_lost() {
+            super::faults::a_server_that_is_gone_is_lost::<$adapter>(super::TestDatabase::own_mariadb())
+                .await;
+        }
+    };
+}
+
 /// Returns the names of the broken rules, of those that apply to every database.
 async fn keeps_the_rules_of_every_database<A: Adapter>(
     test_db: &impl Fn() -> TestDatabase,
@@ -86,7 +111,7 @@ async fn keeps_the_rules_of_every_database<A: Adapter>(
     let broken = all![
         values::what_is_bound_comes_back,
         values::a_bound_value_needs_no_column_to_have_its_type,
-        values::rows_are_counted,
+        values::rows_are_written_and_returned,
         values::a_row_that_is_not_what_was_promised_is_wrong,
         transaction_end::a_commit_shows_elsewhere,
         transaction_end::nothing_is_left_of_what_was_not_committed,
@@ -111,6 +136,14 @@ mod tokio_postgres {
 
 mod sqlx_postgres {
     on_postgres!(super::databases::SqlxPostgresPools);
+}
+
+mod mysql_async {
+    on_mysql!(super::databases::MysqlAsyncPools);
+}
+
+mod sqlx_mysql {
+    on_mysql!(super::databases::SqlxMysqlPools);
 }
 
 mod diesel {
@@ -138,11 +171,17 @@ fn sql(tx: &impl SqlTx, text: &str, columns: &'static [Type]) -> &'static Statem
     let text = match tx.dialect() {
         Dialect::Postgres => text.to_owned(),
         Dialect::Sqlite => text.replace('$', "?").replace("bytea", "blob").replace("int8", "integer"),
+        Dialect::Mysql => {
+            // `key` is a reserved word.
+            let text = text.replace("(key", "(`key`").replace("key =", "`key` =").replace("r.`key`", "r.key");
+            let text = text.replace("key in", "`key` in").replace("uuid", "binary(16)");
+            text.replace('$', "?").replace("bytea", "longblob").replace("int8", "bigint")
+        }
     };
     Box::leak(Box::new(Statement { text: text.leak(), columns }))
 }
 
-pub(crate) async fn execute(tx: &mut impl SqlTx, text: &str, params: &[Param<'_>]) -> Result<u64, SqlError> {
+pub(crate) async fn execute(tx: &mut impl SqlTx, text: &str, params: &[Param<'_>]) -> Result<(), SqlError> {
     let statement = sql(tx, text, &[]);
     tx.execute(statement, params).await
 }
@@ -166,11 +205,22 @@ pub(crate) async fn number(tx: &mut impl SqlTx, text: &str) -> i64 {
 async fn with_table<A: Adapter>(test_db: &TestDatabase, connections: usize) -> A::Db {
     use ibid::transaction::OwnedTx;
     let pool = A::open(test_db, connections, PATIENT).await;
+    change_schema(&pool, "create table thing (id int8 primary key, n int8 not null)").await;
     let mut tx = pool.begin().await.unwrap();
-    execute(&mut tx, "create table thing (id int8 primary key, n int8 not null)", &[]).await.unwrap();
     execute(&mut tx, "insert into thing (id, n) values (1, 0), (2, 0)", &[]).await.unwrap();
     tx.commit().await.unwrap();
     pool
+}
+
+/// Changes the schema. On MySQL such a statement ends its transaction by itself.
+pub(crate) async fn change_schema(pool: &impl Database, table: &str) {
+    use ibid::transaction::OwnedTx;
+    let mut tx = pool.begin().await.unwrap();
+    execute(&mut tx, table, &[]).await.unwrap();
+    match tx.dialect() {
+        Dialect::Mysql => tx.rollback().await.unwrap(),
+        Dialect::Postgres | Dialect::Sqlite => tx.commit().await.unwrap(),
+    }
 }
 
 fn fault_of<T>(result: Result<T, SqlError>) -> Option<SqlFault> {

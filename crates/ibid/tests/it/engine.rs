@@ -5,10 +5,13 @@ mod background;
 mod backpressure;
 mod chores;
 mod joined_begins;
+mod locked_rows;
 mod lost_replies;
+mod read_deadlines;
 mod readiness;
 mod rejected_writes;
 mod renewals;
+mod unreadable_record;
 mod waiting;
 
 use std::sync::Arc;
@@ -36,7 +39,7 @@ use ibid_core::time::Timestamp;
 use ibid_testkit::faults::{FaultyStore, StoreFault};
 use metrics_exporter_prometheus::PrometheusBuilder;
 
-use crate::request_fixture::Payment;
+use crate::request_fixture::{Payment, takes_over_at_start};
 
 struct World {
     ibid: Ibid,
@@ -46,7 +49,7 @@ struct World {
 }
 
 async fn world(policy: Policy) -> World {
-    world_with(policy, Settings::default()).await
+    world_with(policy, takes_over_at_start()).await
 }
 
 async fn world_with(policy: Policy, settings: Settings) -> World {
@@ -116,7 +119,7 @@ async fn a_caller_dropped_during_begin_leaves_no_reservation() {
     loop {
         match world.begin("k").await {
             Begin::Run(attempt) => {
-                attempt.finish(created_response()).await;
+                let _ = attempt.finish(created_response()).await;
                 break;
             }
             Begin::Skip(Outcome::InFlight { .. }) => tokio::task::yield_now().await,
@@ -148,17 +151,35 @@ async fn a_caller_dropped_during_finish_still_stores_its_response() {
 
 #[tokio::test]
 async fn an_attempt_dropped_after_its_first_byte_is_unknown() {
-    let world_before = world(Policy::default()).await;
-    drop(world_before.run("k").await);
-    world_before.ibid.settled().await;
-    assert_eq!(world_before.state().await, State::Retryable);
-
-    let world_after = world(Policy::default()).await;
-    let mut attempt = world_after.run("k").await;
+    let world = world(Policy::default()).await;
+    let mut attempt = world.run("k").await;
     attempt.ready().await.expect("a fresh lease");
     drop(attempt);
-    world_after.ibid.settled().await;
-    assert_eq!(world_after.state().await, State::Unknown);
+    world.ibid.settled().await;
+    assert_eq!(world.state().await, State::Unknown);
+}
+
+#[tokio::test]
+async fn an_attempt_dropped_without_a_word_is_unknown() {
+    let world = world(Policy::default()).await;
+    // Its caller may have done the work and forgotten to ask before.
+    drop(world.run("k").await);
+    world.ibid.settled().await;
+    assert_eq!(world.state().await, State::Unknown);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attempt_that_may_not_send_is_released_when_dropped() {
+    let world = world(Policy::default()).await;
+    let mut attempt = world.run("k").await;
+    world.store.set(StoreFault::HangsRenewals);
+    tokio::time::advance(world.policy.lease / 2).await;
+    // The client leaves while the attempt asks.
+    let asked = tokio::time::timeout(Duration::from_secs(1), attempt.ready()).await;
+    assert!(asked.is_err(), "the store does not answer");
+    drop(attempt);
+    world.ibid.settled().await;
+    assert_eq!(world.state().await, State::Retryable);
 }
 
 #[tokio::test(start_paused = true)]
@@ -195,7 +216,7 @@ async fn a_live_attempt_keeps_its_lease_until_max_run() {
         .history(world.only_record().await.record.id)
         .await
         .unwrap();
-    let kinds: Vec<_> = history.iter().map(|(_, line)| line.what.name()).collect();
+    let kinds: Vec<_> = history.iter().map(|line| line.what.name()).collect();
     assert_eq!(kinds, ["takeover", "late answer"]);
 }
 
@@ -208,7 +229,7 @@ async fn an_attempt_past_half_its_lease_renews_before_its_first_byte() {
     tokio::time::advance(Duration::from_secs(31)).await;
     attempt.ready().await.expect("renewed in time");
     assert!(world.only_record().await.record.due_at > before);
-    attempt.release(ErrorCode::ClientGone).await;
+    let _ = attempt.release(ErrorCode::ClientGone).await;
 
     let mut late = world.run("k").await;
     tokio::time::advance(Duration::from_secs(61)).await;
@@ -226,7 +247,7 @@ async fn only_a_renewed_attempt_may_send_its_first_byte_late() {
         tokio::time::sleep(Duration::from_secs(20)).await;
     }
     attempt.ready().await.expect("the lease was renewed all the time");
-    attempt.release(ErrorCode::ClientGone).await;
+    let _ = attempt.release(ErrorCode::ClientGone).await;
     renewal.await.expect("it ends with the attempt");
 
     // Renewals that the store does not confirm do not extend the lease.
@@ -244,13 +265,13 @@ async fn only_a_renewed_attempt_may_send_its_first_byte_late() {
 async fn a_completed_record_is_cached_for_cache_ttl_at_most() {
     let settings = || Settings::default().with(|settings| settings.begin_timeout = Duration::from_millis(20));
     let cached = world_with(Policy::default(), settings()).await;
-    cached.run("k").await.finish(created_response()).await;
+    let _ = cached.run("k").await.finish(created_response()).await;
     cached.store.set(StoreFault::Down);
     assert!(matches!(cached.begin("k").await, Begin::Skip(Outcome::Completed(_))));
 
     let uncached =
         world_with(Policy::default(), settings().with(|settings| settings.cache_ttl = Duration::ZERO)).await;
-    uncached.run("k").await.finish(created_response()).await;
+    let _ = uncached.run("k").await.finish(created_response()).await;
     uncached.store.set(StoreFault::Down);
     assert!(uncached.ibid.begin(uncached.ask("k")).await.is_err());
 }
@@ -258,7 +279,7 @@ async fn a_completed_record_is_cached_for_cache_ttl_at_most() {
 #[tokio::test(start_paused = true)]
 async fn a_cached_record_is_read_again_after_cache_ttl() {
     let world = world(Policy::default()).await;
-    world.run("k").await.finish(created_response()).await;
+    let _ = world.run("k").await.finish(created_response()).await;
     world.store.set(StoreFault::Down);
     let ttl = Settings::default().cache_ttl;
     tokio::time::advance(ttl - Duration::from_millis(1)).await;
@@ -293,7 +314,7 @@ async fn a_begin_repeated_after_a_refusal_keeps_its_reservation() {
     };
     // The release of the first begin finds a record that it does not own, and leaves it alone.
     assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::InFlight { .. })));
-    attempt.finish(created_response()).await;
+    let _ = attempt.finish(created_response()).await;
     world.ibid.settled().await;
     assert_eq!(world.state().await, State::Completed);
 }
@@ -323,7 +344,7 @@ async fn a_superseded_finish_gets_the_stored_response() {
     let world = world(Policy::default().with(|policy| policy.on_lapse = OnLapse::Retry)).await;
     let first = world.run("k").await;
     world.hands.advance(Duration::from_secs(61));
-    let other = Ibid::start(world.store.clone(), Settings::default()).await.expect("it starts");
+    let other = Ibid::start(world.store.clone(), takes_over_at_start()).await.expect("it starts");
     let ask = other.ask((*world.ask("k").identity).clone(), world.policy.clone(), Arc::new(Payment("b")));
     let Ok(Begin::Run(second)) = other.begin(ask).await else { panic!("a takeover") };
     assert!(matches!(second.finish(created_response()).await, Outcome::Completed(_)));
@@ -349,9 +370,24 @@ async fn a_node_whose_secrets_were_taken_away_does_not_start() {
     let world =
         world_with(Policy::default(), Settings::default().with(|settings| settings.secrets = vec![secret]))
             .await;
-    world.run("k").await.finish(created_response()).await;
+    let _ = world.run("k").await.finish(created_response()).await;
     let refused = Ibid::start(world.store.clone(), Settings::default()).await.err();
     assert!(matches!(refused, Some(StartError::MissingSecret(_))));
+}
+
+#[tokio::test]
+async fn a_start_searches_records_only_for_a_secret_that_was_removed() {
+    let secret = |text: &str| Secret::new(text).expect("long enough");
+    let with = |secrets: Vec<Secret>| Settings::default().with(|settings| settings.secrets = secrets);
+    let (old, new) = ("an old secret of some length", "a new secret of some length");
+    let world = world_with(Policy::default(), with(vec![secret(old)])).await;
+    let _ = world.run("k").await.finish(created_response()).await;
+    for secrets in [vec![secret(old)], vec![secret(new), secret(old)]] {
+        Ibid::start(world.store.clone(), with(secrets)).await.expect("it starts");
+    }
+    assert_eq!(world.store.secret_searches(), 0, "this reads the whole table");
+    assert!(Ibid::start(world.store.clone(), with(vec![secret(new)])).await.is_err());
+    assert_eq!(world.store.secret_searches(), 1);
 }
 
 #[tokio::test]
@@ -384,7 +420,7 @@ async fn a_store_used_with_another_identity_is_refused() {
 #[tokio::test]
 async fn the_secret_is_made_once_and_every_node_of_the_store_uses_it() {
     let world = world(Policy::default()).await;
-    world.run("k").await.finish(created_response()).await;
+    let _ = world.run("k").await.finish(created_response()).await;
     let second = Ibid::start(world.store.clone(), Settings::default()).await.expect("it starts");
     let identity = world.ask("k").identity;
     let ask = second.ask((*identity).clone(), world.policy.clone(), Arc::new(Payment("b")));
@@ -401,7 +437,7 @@ async fn a_node_without_a_secret_that_records_name_does_not_start() {
         Settings::default().with(|settings| settings.secrets = texts.iter().map(|t| secret(t)).collect())
     };
     let world = world_with(Policy::default(), with(&[old])).await;
-    world.run("k").await.finish(created_response()).await;
+    let _ = world.run("k").await.finish(created_response()).await;
     let refused = Ibid::start(world.store.clone(), with(&[new])).await.err();
     assert!(matches!(refused, Some(StartError::MissingSecret(id)) if id == secret(old).id()));
     let both = Ibid::start(world.store.clone(), with(&[new, old])).await.expect("it starts");
@@ -426,7 +462,7 @@ async fn the_sweeper_applies_the_rule_of_the_records_begin() {
         assert_eq!(upkeep::sweep_once(&world.ibid).await.unwrap(), 0, "a live lease is left alone");
         // Small steps, which the clock watch does not take for a jump, would be too slow. A fresh node has seen no jump.
         world.hands.advance(Duration::from_secs(61));
-        let sweeper = Ibid::start(world.store.clone(), Settings::default()).await.expect("it starts");
+        let sweeper = Ibid::start(world.store.clone(), takes_over_at_start()).await.expect("it starts");
         assert_eq!(upkeep::sweep_once(&sweeper).await.unwrap(), 1);
         assert_eq!(world.state().await, settled, "{on_lapse:?}");
         assert_eq!(upkeep::sweep_once(&sweeper).await.unwrap(), 0);
@@ -442,7 +478,8 @@ async fn many_sweepers_at_once_settle_each_lapse_once() {
         attempts.push(world.run(&format!("k{n}")).await);
     }
     world.hands.advance(Duration::from_secs(61));
-    let sweepers: Vec<Ibid> = (0..8).map(|_| Ibid::for_upkeep(world.store.clone())).collect();
+    let sweepers: Vec<Ibid> =
+        (0..8).map(|_| Ibid::for_upkeep(world.store.clone(), takes_over_at_start())).collect();
     let sweeps = sweepers.iter().map(|sweeper| async move { upkeep::sweep_once(sweeper).await.unwrap() });
     let swept: u64 = futures_util::future::join_all(sweeps).await.into_iter().sum();
     assert_eq!(swept, 50);
@@ -484,10 +521,40 @@ async fn after_the_store_was_away_a_lapse_is_left_alone_for_one_lease() {
     drop(attempt);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_node_that_has_just_started_takes_over_after_one_lease() {
+    let world = world(Policy::default().with(|policy| policy.on_lapse = OnLapse::Retry)).await;
+    let attempt = world.run("k").await;
+    // The owner is cut off: it runs, and can't renew.
+    world.store.set(StoreFault::HangsRenewals);
+    // The store fails over to a server whose clock is ahead of the old one by more than a lease. The next
+    // node starts only now, so it can't see the jump.
+    world.hands.advance(Duration::from_secs(3600));
+    let store: Arc<dyn Store> = world.store.clone();
+    let sweeper = Ibid::for_upkeep(store.clone(), Settings::default());
+    let node = Ibid::start(store, Settings::default()).await.expect("it starts");
+    let begin = async || node.begin(world.ask("k")).await.expect("the store answers");
+    let pass = async |length| {
+        world.hands.advance(length);
+        tokio::time::sleep(length).await;
+    };
+    let lease = world.policy.lease;
+    for wait in [Duration::ZERO, lease - Duration::from_secs(1)] {
+        pass(wait).await;
+        assert!(matches!(begin().await, Begin::Skip(Outcome::InFlight { .. })));
+        let swept = upkeep::sweep_with_progress(&sweeper, |_| {}).await.expect("the store answers");
+        assert_eq!((swept.settled, swept.held_back), (0, Some(lease)));
+    }
+    // In a whole lease the owner neither renewed nor ended its attempt.
+    pass(Duration::from_secs(1)).await;
+    assert!(matches!(begin().await, Begin::Run(_)));
+    drop(attempt);
+}
+
 #[tokio::test]
 async fn the_reaper_removes_what_is_past_its_time_and_nothing_else() {
     let world = world(Policy::default()).await;
-    world.run("done").await.finish(created_response()).await;
+    let _ = world.run("done").await.finish(created_response()).await;
     let running = world.run("running").await;
     let (_, _late) = world.run("unknown").await.unknown(ErrorCode::Broken).await;
     world.hands.advance(Duration::from_secs(24 * 3600 - 1));
@@ -559,7 +626,7 @@ async fn every_lapse_is_counted_once() {
             assert_eq!(counted(), lapses, "{on_lapse:?}: not noticed yet");
             lapses += 1;
             // A node that has seen no clock jump.
-            let node = Ibid::start(world.store.clone(), Settings::default()).await.expect("it starts");
+            let node = Ibid::start(world.store.clone(), takes_over_at_start()).await.expect("it starts");
             if by_request {
                 let outcome = node.begin(world.ask(key)).await.expect("the store answers");
                 assert!(
@@ -568,7 +635,7 @@ async fn every_lapse_is_counted_once() {
                 );
                 assert_eq!(counted(), lapses, "{on_lapse:?}: by the request");
                 if let Begin::Run(attempt) = outcome {
-                    attempt.finish(created_response()).await;
+                    let _ = attempt.finish(created_response()).await;
                 }
             }
             upkeep::sweep_once(&node).await.expect("the store answers");

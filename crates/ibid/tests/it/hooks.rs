@@ -27,6 +27,7 @@ use standardwebhooks::Webhook;
 use tokio::sync::Semaphore;
 use tower::{Layer, ServiceExt};
 
+mod missing_tiers;
 mod races;
 
 const SECRET: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
@@ -69,24 +70,22 @@ fn pointer(text: &str) -> Pointer {
 }
 
 fn hook() -> Hook {
+    let target = HookTarget::Record {
+        tenant: TenantAt::Pointer(pointer("/data/tenant")),
+        operation: Operation { method: "POST".into(), path: "/pay".into() },
+        key: pointer("/data/key"),
+    };
     Hook {
         name: "psp".to_owned(),
         scheme: SignatureScheme::Standard,
         secrets: vec![HookSecret::parse(&SignatureScheme::Standard, SECRET).expect("a secret")],
-        mapping: HookMapping {
-            target: HookTarget::Record {
-                tenant: TenantAt::Pointer(pointer("/data/tenant")),
-                operation: Operation { method: "POST".into(), path: "/pay".into() },
-                key: pointer("/data/key"),
-            },
-            outcome: pointer("/type"),
-            executed: vec![("paid".to_owned(), 201), ("declined".to_owned(), 402)],
-            not_executed: vec!["void".to_owned()],
-            body: pointer("/data/answer"),
-            provider_id: Some(pointer("/data/id")),
-            event: None,
-            event_time: Some(pointer("/at")),
-        },
+        mapping: HookMapping::new(target, pointer("/type")).with(|mapping| {
+            mapping.executed = vec![("paid".to_owned(), 201), ("declined".to_owned(), 402)];
+            mapping.not_executed = vec!["void".to_owned()];
+            mapping.body = pointer("/data/answer");
+            mapping.provider_id = Some(pointer("/data/id"));
+            mapping.event_time = Some(pointer("/at"));
+        }),
     }
 }
 
@@ -174,7 +173,7 @@ impl World {
             .history(self.record(key).await.id)
             .await
             .expect("a history");
-        lines.into_iter().filter(|(_, line)| line.what == what).map(|(_, line)| line.detail).collect()
+        lines.into_iter().filter(|line| line.what == what).map(|line| line.detail).collect()
     }
 
     /// Waits until the record is settled.

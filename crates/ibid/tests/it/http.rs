@@ -472,11 +472,11 @@ async fn forty_waiters_on_a_request_that_fails_never_run_it() {
 async fn end_by_hand(world: &World, stored: ibid_core::change::StoredRecord, status: &str) {
     use ibid_core::machine::{AttemptResponse, Event, Verdict, decide};
     // A stored response: a 5xx counts only if it was read to its end.
-    let kept = Some(Arc::new(ibid_core::response::Response::plain(503, "text/plain", String::new())));
+    let response = Arc::new(ibid_core::response::Response::plain(503, "text/plain", String::new()));
     let answer = AttemptResponse {
         status: status.parse().unwrap(),
         retry_after: false,
-        kept,
+        kept: Some(response),
         provider_id: None,
         proof: None,
     };
@@ -881,7 +881,8 @@ async fn the_stripe_profile_speaks_as_its_clients_expect() {
 async fn what_is_not_guarded_passes_untouched() {
     let world = world(Policy::default()).await;
     for method in ["GET", "PUT", "DELETE"] {
-        for key in [None, Some("\"bad"), Some("\"bad")] {
+        // The same good key twice: an unguarded request runs each time.
+        for key in [None, Some("\"bad"), Some("\"good\""), Some("\"good\"")] {
             let mut request = Request::builder().method(method).uri("/pay");
             if let Some(key) = key {
                 request = request.header("idempotency-key", key);
@@ -890,7 +891,7 @@ async fn what_is_not_guarded_passes_untouched() {
             assert_eq!((answer.status, answer.is_replay()), (201, false), "{method} {key:?}");
         }
     }
-    assert_eq!((world.runs(), world.records().await), (9, 0));
+    assert_eq!((world.runs(), world.records().await), (12, 0));
 }
 
 #[tokio::test]

@@ -17,6 +17,7 @@ use ibid::store::clock::{Clock, ClockSetter};
 use ibid::store::memory::MemoryStore;
 use ibid::upkeep::{self, Retention, Schedule};
 use ibid::{Ibid, Settings};
+use ibid_core::change::LoadedBody;
 use ibid_core::policy::{AnswerRule, OnLapse, Policy};
 use ibid_core::record::{Record, State as RecordState};
 use ibid_core::store::{RecordFilter, Store};
@@ -131,7 +132,7 @@ impl World {
         panic!("it is still {:?}", self.record().await);
     }
 
-    async fn bodies(&self) -> Vec<(u32, Bytes)> {
+    async fn bodies(&self) -> Vec<LoadedBody> {
         let record = self.record().await;
         self.store.bodies().unwrap().bodies(record.id, record.birth).await.unwrap()
     }

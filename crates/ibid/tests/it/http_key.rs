@@ -17,12 +17,14 @@ use ibid::{Ibid, Settings};
 use ibid_core::key_source::KeyFrom;
 use ibid_core::policy::{KeyRule, Policy, Profile};
 use ibid_core::scope::Tenant;
+use ibid_testkit::faults::{FaultyStore, StoreFault};
 use tower::{Layer, ServiceExt};
 
 /// An API that echoes the body, and counts its runs.
 struct Api {
     runs: Arc<AtomicUsize>,
     app: IdempotencyService<Router>,
+    faults: Arc<FaultyStore>,
 }
 
 impl Api {
@@ -31,10 +33,10 @@ impl Api {
     }
 
     async fn with_rules(policy: Policy, rules: Vec<Rule>) -> Api {
-        let store = Arc::new(MemoryStore::new(Clock::system()));
+        let faults = FaultyStore::new(Arc::new(MemoryStore::new(Clock::system())));
         let routes = Routes::new(policy, rules).expect("good routes");
         let settings = Settings::default().with(|settings| settings.identity = routes.identity("one"));
-        let ibid = Ibid::start(store, settings).await.expect("it starts");
+        let ibid = Ibid::start(faults.clone(), settings).await.expect("it starts");
         let runs = Arc::new(AtomicUsize::new(0));
         let counted = runs.clone();
         let handle = any(move |headers: HeaderMap, body: Bytes| {
@@ -50,7 +52,7 @@ impl Api {
             true => Err(MissingIdentityError),
             false => Ok(Tenant::only()),
         });
-        Api { runs, app: IdempotencyLayer::with_routes(ibid, tenants, routes).layer(router) }
+        Api { runs, app: IdempotencyLayer::with_routes(ibid, tenants, routes).layer(router), faults }
     }
 
     async fn post(&self, lines: &[(&str, &str)], body: impl Into<Body>) -> Answer {
@@ -259,6 +261,14 @@ async fn a_repeatable_request_is_accepted_and_repeated_by_its_id() {
     let unknown = api.post(&[(REQUEST_ID, "c"), (FIRST_SENT, &sent)], "").await;
     assert_eq!((unknown.problem().as_str(), result_of(&unknown)), ("409 outcome-unknown", "accepted"));
     assert_eq!(api.runs(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_old_request_is_answered_while_the_store_hangs() {
+    let api = Api::under(Policy::repeatability()).await;
+    api.faults.set(StoreFault::HangsReads);
+    let answer = api.post(&[(REQUEST_ID, "old"), (FIRST_SENT, &ago(25 * 3600))], "").await;
+    assert_eq!((answer.problem().as_str(), api.runs()), ("503 store-unavailable", 0));
 }
 
 #[tokio::test]

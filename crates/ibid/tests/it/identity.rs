@@ -180,7 +180,7 @@ async fn another_identity_is_refused_with_the_difference() {
     let refused = world.try_start(plain(), "u").await.err().expect("another tenant source").to_string();
     assert!(refused.contains("the tenant: source `t` → `u`"), "{refused}");
     world.start(with_route("/pay", Policy::payments())).await;
-    let asked = change::stored(&*world.store).await.expect("it can be read").expect("it is set");
+    let asked = change::load_setting(&*world.store).await.expect("it can be read").expect("it is set");
     assert_eq!((asked.phase, asked.generation), (IdentityPhase::Active, 1));
 }
 

@@ -55,7 +55,7 @@ impl<T: SqlTx> SqlTx for LossyTx<T> {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> BoxFuture<'a, Result<u64, SqlError>> {
+    ) -> BoxFuture<'a, Result<(), SqlError>> {
         self.inner.execute(statement, params)
     }
 

@@ -5,11 +5,19 @@
     feature = "tokio-postgres",
     feature = "sqlx-postgres",
     feature = "sqlx-sqlite",
+    feature = "mysql-async",
+    feature = "sqlx-mysql",
     feature = "diesel-async",
     feature = "sea-orm"
 ))]
 mod adapters;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod copy;
+mod deliverer;
+mod election;
 mod engine;
+#[cfg(feature = "redis")]
+mod front;
 mod hooks;
 mod http;
 mod http_async;
@@ -20,9 +28,12 @@ mod operator;
 mod outbox;
 #[cfg(all(
     feature = "postgres",
+    feature = "mysql",
     feature = "tokio-postgres",
     feature = "sqlx-postgres",
     feature = "sqlx-sqlite",
+    feature = "mysql-async",
+    feature = "sqlx-mysql",
     feature = "diesel-async",
     feature = "sea-orm"
 ))]
@@ -38,14 +49,18 @@ mod store_memory;
 mod store_postgres;
 mod store_sqlite;
 mod store_sqlite_order;
+mod store_sqlite_plans;
 mod store_sqlite_run;
 mod store_sqlite_shared;
 mod sweeper;
 #[cfg(all(
     feature = "postgres",
+    feature = "mysql",
     feature = "tokio-postgres",
     feature = "sqlx-postgres",
     feature = "sqlx-sqlite",
+    feature = "mysql-async",
+    feature = "sqlx-mysql",
     feature = "diesel-async",
     feature = "sea-orm"
 ))]

@@ -22,7 +22,7 @@ use ibid_core::scope::RecordId;
 use ibid_core::time::Timestamp;
 use ibid_testkit::faults::{FaultyStore, StoreFault};
 
-use crate::request_fixture::ask;
+use crate::request_fixture::{ask, takes_over_at_start};
 
 struct World {
     ibid: Ibid,
@@ -61,13 +61,13 @@ impl World {
     /// Makes a record whose attempt could not learn the outcome of its work.
     async fn unknown(&self, key: &str) -> RecordId {
         let id = self.ask_of("shop", key).id;
-        self.run(key).await.unknown(ErrorCode::TimedOut).await;
+        let _ = self.run(key).await.unknown(ErrorCode::TimedOut).await;
         id
     }
 
     async fn make_completed(&self, key: &str) -> RecordId {
         let id = self.ask_of("shop", key).id;
-        self.run(key).await.finish(Response::plain(201, "text/plain", "first".to_owned())).await;
+        let _ = self.run(key).await.finish(Response::plain(201, "text/plain", "first".to_owned())).await;
         id
     }
 
@@ -81,7 +81,7 @@ impl World {
         // Its process is gone: nothing ends it.
         std::mem::forget(silent);
         self.hands.advance(lease);
-        let node = Ibid::for_upkeep(self.store.clone());
+        let node = Ibid::for_upkeep(self.store.clone(), takes_over_at_start());
         assert_eq!(upkeep::sweep_once(&node).await.expect("the store answers"), 1);
         self.operator.history(id).await.expect("it is there").stored
     }
@@ -94,7 +94,7 @@ impl World {
 
     async fn lines(&self, id: RecordId) -> Vec<(HistoryKind, String)> {
         let history = self.operator.history(id).await.expect("it is there").history;
-        history.into_iter().map(|(_, line)| (line.what, line.detail)).collect()
+        history.into_iter().map(|line| (line.what, line.detail)).collect()
     }
 }
 
@@ -209,7 +209,7 @@ async fn acknowledging_a_dead_letter_changes_nothing_else() {
 
     let twice = world.operator.acknowledge(before.record.id, None, &bob()).await;
     let Err(OperatorError::NotNow { last, .. }) = &twice else { panic!("{twice:?}") };
-    assert_eq!(last.as_ref().map(|last| last.1.detail.as_str()), Some(line));
+    assert_eq!(last.as_ref().map(|last| last.detail.as_str()), Some(line));
     assert_eq!(
         world.lines(before.record.id).await.iter().filter(|(what, _)| *what == HistoryKind::Operator).count(),
         1
@@ -236,7 +236,7 @@ async fn only_a_dead_letter_whose_outcome_is_known_can_be_seen_to() {
 async fn a_dead_letter_outlives_its_retention_until_acknowledged() {
     let world = World::new().await;
     let letter = world.make_abandoned("k").await.record;
-    let node = Ibid::for_upkeep(world.store.clone());
+    let node = Ibid::for_upkeep(world.store.clone(), takes_over_at_start());
     world.hands.advance(Policy::default().retention * 10);
     upkeep::reap_once(&node, Retention::default()).await.expect("the store answers");
     let stored = world.operator.history(letter.id).await.expect("it is there").stored;
@@ -269,7 +269,7 @@ async fn only_one_of_many_operators_settles_a_record() {
     for lost in done.into_iter().filter_map(Result::err) {
         let OperatorError::NotNow { stored, last } = &lost else { panic!("{lost:?}") };
         assert_ne!(stored.record.state, State::Unknown);
-        let detail = &last.as_ref().expect("who won").1.detail;
+        let detail = &last.as_ref().expect("who won").detail;
         assert!(detail.contains(&format!("by person-{}:", winners[0])), "{detail}");
         assert!(lost.to_string().contains(detail.as_str()), "{lost}");
     }
@@ -282,7 +282,7 @@ async fn an_action_on_an_outdated_view_is_refused() {
     let looked_at = world.operator.history(id).await.expect("it is there").stored.record.version;
     world.operator.resolve(id, Some(looked_at), &Observation::NotExecuted, &bob()).await.expect("as it was");
     // The retry runs and is unknown again: ann's view was of the run before.
-    world.run("k").await.unknown(ErrorCode::Broken).await;
+    let _ = world.run("k").await.unknown(ErrorCode::Broken).await;
     let late = world.operator.resolve(id, Some(looked_at), &executed_observation(), &ann()).await;
     let Err(OperatorError::Changed { stored, .. }) = late else { panic!("{late:?}") };
     assert_eq!((stored.record.state, stored.record.attempt), (State::Unknown, 2));
@@ -372,7 +372,7 @@ async fn tenants_are_ranked_by_their_share_of_duplicates() {
     let world = World::new().await;
     let send = async |tenant: &str, key: String| {
         if let Begin::Run(attempt) = world.ibid.begin(world.ask_of(tenant, &key)).await.expect("it answers") {
-            attempt.finish(Response::plain(201, "text/plain", String::new())).await;
+            let _ = attempt.finish(Response::plain(201, "text/plain", String::new())).await;
         }
     };
     for round in 0..30 {

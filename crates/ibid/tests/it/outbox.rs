@@ -18,12 +18,15 @@ use ibid_core::record::State;
 
 #[cfg(all(feature = "postgres", feature = "sqlx-postgres"))]
 mod aggregates;
-mod both_databases;
 mod concurrency;
+mod copy_effects;
 mod effect_metrics;
 mod effect_rows;
+mod every_database;
 mod expiry;
 mod harness;
+#[cfg(all(feature = "mysql", feature = "sqlx-mysql"))]
+mod mysql;
 mod owed_response;
 #[cfg(all(feature = "postgres", feature = "sqlx-postgres"))]
 mod postgres;
@@ -435,7 +438,7 @@ async fn an_operator_moves_only_dead_or_unknown_effects() {
     Operator::new(&world.ibid).discard(seq, &because("refunded by hand")).await.unwrap();
     assert_eq!(world.only_effect().await.state, Discarded);
     let history = world.ibid.store().browse().unwrap().history(world.record("k").await.id).await.unwrap();
-    let lines: Vec<_> = history.iter().map(|(_, line)| (line.what, line.detail.as_str())).collect();
+    let lines: Vec<_> = history.iter().map(|line| (line.what, line.detail.as_str())).collect();
     assert!(
         lines.contains(&(
             HistoryKind::Operator,

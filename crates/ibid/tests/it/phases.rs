@@ -10,7 +10,8 @@ mod serialization;
 use ibid_core::policy::{OnLapse, Policy};
 
 use crate::adapters::databases::{
-    RusqliteConnections, SqlxPostgresPools, SqlxSqlitePools, TestDatabase, TokioPostgresPools,
+    MysqlAsyncPools, RusqliteConnections, SqlxMysqlPools, SqlxPostgresPools, SqlxSqlitePools, TestDatabase,
+    TokioPostgresPools,
 };
 use crate::transaction::harness::World;
 
@@ -46,4 +47,6 @@ every_rule! {
     sqlx_sqlite: SqlxSqlitePools, TestDatabase::sqlite();
     sqlx_postgres: SqlxPostgresPools, TestDatabase::postgres();
     tokio_postgres: TokioPostgresPools, TestDatabase::postgres();
+    mysql_async: MysqlAsyncPools, TestDatabase::mariadb();
+    sqlx_mysql: SqlxMysqlPools, TestDatabase::mariadb();
 }

@@ -8,7 +8,7 @@ use ibid::outcome::{Begin, Outcome};
 use ibid::store::clock::{Clock, ClockSetter};
 use ibid::store::memory::MemoryStore;
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
-use ibid::upkeep::{ReapPreview, ReapStats, Retention, reap_once, reap_preview};
+use ibid::upkeep::{ReapPreview, ReapStats, Retention, reap_once, reap_preview, reap_store};
 use ibid::{Ibid, Settings};
 use ibid_core::change::{Draft, HistoryKind};
 use ibid_core::machine::BeginRequest;
@@ -23,7 +23,7 @@ use ibid_testkit::contract::{TestRecord, draft, insert, put, telling};
 use ibid_testkit::faults::{FaultyStore, StoreFault};
 use metrics_exporter_prometheus::PrometheusBuilder;
 
-use crate::request_fixture::ask;
+use crate::request_fixture::{ask, takes_over_at_start};
 
 #[tokio::test]
 async fn a_tombstone_refuses_its_key_until_it_is_purged() {
@@ -40,8 +40,8 @@ async fn a_tombstone_refuses_its_key_until_it_is_purged() {
             "whether or not the reaper came"
         );
         let ripe = ReapCount { strip: 1, remove: 0 };
-        assert_eq!(world.preview().await, ReapPreview { records: ripe, ..ReapPreview::default() });
-        assert_eq!(world.reap().await, ReapStats { stripped: 1, ..ReapStats::default() });
+        assert_eq!(world.preview().await, preview(|s| s.records = ripe));
+        assert_eq!(world.reap().await, stats(|s| s.stripped = 1));
         let tomb = world.only_record().await;
         assert!(tomb.identity.is_forgotten() && tomb.fingerprint.is_some(), "{tomb:?}");
         assert!(
@@ -50,7 +50,7 @@ async fn a_tombstone_refuses_its_key_until_it_is_purged() {
         );
         assert_eq!(world.reap().await, ReapStats::default(), "once");
         world.hands.advance(24 * HOUR);
-        assert_eq!(world.reap().await, ReapStats { removed: 1, ..ReapStats::default() });
+        assert_eq!(world.reap().await, stats(|s| s.removed = 1));
         assert!(matches!(world.begin("k", &policy).await, Begin::Run(_)), "as new");
     }
 }
@@ -83,7 +83,7 @@ async fn without_a_tombstone_a_record_is_removed_at_once() {
         let Begin::Run(lost) = world.begin("unknown", &policy).await else { panic!("it is new") };
         let (_, _late) = lost.unknown(ErrorCode::Broken).await;
         world.hands.advance(24 * HOUR);
-        assert_eq!(world.reap().await, ReapStats { removed: 1, ..ReapStats::default() });
+        assert_eq!(world.reap().await, stats(|s| s.removed = 1));
         world.hands.advance(10_000 * 24 * HOUR);
         assert_eq!(world.reap().await, ReapStats::default());
         assert_eq!(
@@ -119,9 +119,15 @@ async fn an_unknown_record_expires_with_a_warning() {
         ));
         world.hands.advance(HOUR);
         let id = world.only_record().await.id;
-        assert_eq!(world.reap().await, ReapStats { settled: 1, stripped: 1, ..ReapStats::default() });
+        assert_eq!(
+            world.reap().await,
+            stats(|s| {
+                s.settled = 1;
+                s.stripped = 1;
+            })
+        );
         let history = world.store.browse().expect("a store that can be browsed").history(id).await.unwrap();
-        assert!(history.iter().any(|(_, line)| line.detail.contains("unknown_retention")), "{history:?}");
+        assert!(history.iter().any(|line| line.detail.contains("unknown_retention")), "{history:?}");
         assert!(matches!(world.begin("k", &policy).await, Begin::Run(_)), "as new");
     }
 }
@@ -134,10 +140,37 @@ async fn what_was_accepted_and_never_claimed_is_answered_with_408() {
         ask.later = Some(Bytes::from_static(b"the request"));
         assert!(matches!(world.ibid.begin(ask).await, Ok(Begin::Skip(Outcome::Accepted { .. }))));
         world.hands.advance(policy.pending_deadline);
-        assert_eq!(world.reap().await, ReapStats { settled: 1, ..ReapStats::default() });
+        assert_eq!(world.reap().await, stats(|s| s.settled = 1));
         let record = world.only_record().await;
         assert_eq!((record.state, record.note.status), (State::Completed, Some(408)));
         assert_eq!(world.reap().await, ReapStats::default());
+    }
+}
+
+#[tokio::test]
+async fn an_unclaimed_request_is_found_behind_those_with_time_left() {
+    for world in [World::in_memory().await, World::on_sqlite().await] {
+        let accept = async |key: &str, deadline| {
+            let policy = Policy::default().with(|policy| {
+                policy.answer = AnswerRule::Async;
+                policy.pending_deadline = deadline;
+            });
+            let mut ask = world.ask(key, &policy);
+            ask.later = Some(Bytes::from_static(b"the request"));
+            assert!(matches!(world.ibid.begin(ask).await, Ok(Begin::Skip(Outcome::Accepted { .. }))));
+            world.hands.advance(Duration::from_micros(1));
+        };
+        for n in 0..600 {
+            accept(&format!("long {n}"), 24 * HOUR).await;
+        }
+        accept("short", HOUR).await;
+        world.hands.advance(HOUR);
+        assert_eq!(world.reap().await.settled, 1);
+        accept("another", HOUR).await;
+        world.hands.advance(HOUR);
+        let store: &dyn Store = &**world.ibid.store();
+        let reaped = reap_store(store, Retention::default(), |_| {}).await.expect("the store answers");
+        assert_eq!(reaped.settled, 1);
     }
 }
 
@@ -224,6 +257,22 @@ async fn a_failing_reap_target_does_not_stop_the_others() {
     }
 }
 
+#[tokio::test]
+async fn an_estimated_count_is_marked_in_the_metrics() {
+    let (clock, hands) = Clock::manual(START);
+    let faulty = FaultyStore::new(Arc::new(MemoryStore::new(clock)));
+    let world = World::new(faulty.clone(), hands, None).await;
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let metrics_page = recorder.handle();
+    let _counts = metrics::set_default_local_recorder(&recorder);
+    for (fault, estimated) in [(StoreFault::None, 0), (StoreFault::Estimates, 1), (StoreFault::None, 0)] {
+        faulty.set(fault);
+        world.reap().await;
+        let gauge = format!("ibid_records_estimated{{state=\"completed\"}} {estimated}\n");
+        assert!(metrics_page.render().contains(&gauge), "{}", metrics_page.render());
+    }
+}
+
 struct World {
     ibid: Ibid,
     store: Arc<dyn Store>,
@@ -276,7 +325,7 @@ impl World {
 
     /// Runs one round at a node that has seen no clock leap.
     async fn reap(&self) -> ReapStats {
-        let node = Ibid::for_upkeep(self.store.clone());
+        let node = Ibid::for_upkeep(self.store.clone(), takes_over_at_start());
         reap_once(&node, Retention::default()).await.expect("the store answers")
     }
 
@@ -300,3 +349,15 @@ impl World {
 
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 const HOUR: Duration = Duration::from_secs(3600);
+
+fn stats(change: impl FnOnce(&mut ReapStats)) -> ReapStats {
+    let mut stats = ReapStats::default();
+    change(&mut stats);
+    stats
+}
+
+fn preview(change: impl FnOnce(&mut ReapPreview)) -> ReapPreview {
+    let mut preview = ReapPreview::default();
+    change(&mut preview);
+    preview
+}

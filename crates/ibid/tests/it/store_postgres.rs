@@ -6,12 +6,12 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
 use ibid_core::change::{Change, Commit, Draft};
-use ibid_core::record::{Record, State};
+use ibid_core::record::{Flags, Record, State};
 use ibid_core::store::{BoxFuture, BrowseStore, Store, StoreError};
 use ibid_testkit::contract::{
     self, LONG, StoreUnderTest, TestRecord, commit_all, draft, finished, fresh, insert, load, replace,
 };
-use ibid_testkit::postgres::Postgres;
+use ibid_testkit::postgres::{Postgres, PostgresRelease};
 use tokio_postgres::{Client, NoTls};
 
 mod bodies;
@@ -20,6 +20,7 @@ mod failover;
 mod faults;
 mod insert_race;
 mod lease_scan;
+mod locked_upkeep;
 mod locks;
 mod open;
 mod plans;
@@ -33,6 +34,26 @@ mod stress;
 mod tls;
 mod unreadable_rows;
 mod upkeep;
+
+/// Makes two tests of a function that takes a [`PostgresRelease`].
+macro_rules! on_every_release {
+    ($name:ident) => {
+        mod $name {
+            use ibid_testkit::postgres::PostgresRelease;
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+            async fn on_the_system_release() {
+                super::$name(PostgresRelease::System).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+            async fn on_release_18() {
+                super::$name(PostgresRelease::Eighteen).await;
+            }
+        }
+    };
+}
+use on_every_release;
 
 struct PostgresUnderTest(Arc<PostgresStore>);
 
@@ -142,10 +163,10 @@ fn was_committed(change: &Change, commit: &Commit) -> bool {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn the_postgres_store_keeps_the_contract() {
-    let server = Postgres::shared();
-    for (prepare, hot_path) in [(true, true), (false, true), (true, false)] {
+on_every_release!(the_postgres_store_keeps_the_contract);
+async fn the_postgres_store_keeps_the_contract(release: PostgresRelease) {
+    let server = Postgres::start_release(release, &[]);
+    let exercise = async |(prepare, hot_path)| {
         let database = server.create_database();
         let store = open_with(&server, &database, |options| {
             options.prepare = prepare;
@@ -153,7 +174,40 @@ async fn the_postgres_store_keeps_the_contract() {
         })
         .await;
         contract::exercise(&PostgresUnderTest(store)).await;
-    }
+        assert_eq!(out_of_order(&server, &database), "0|0", "prepare {prepare}, hot path {hot_path}");
+    };
+    join_all([(true, true), (false, true), (true, false)].map(exercise)).await;
+}
+
+/// Counts records that are half in the order of due records, and records that are due and that nothing will find: they are in no
+/// order, and the lease scan has passed them. Every statement that writes `watch_*` or `reap_at` must keep both at zero.
+fn out_of_order(server: &Postgres, database: &str) -> String {
+    let sql = "select count(*) filter (where (r.watch_at is null) <> (r.watch_state is null) or r.watch_state <> r.state),
+                      count(*) filter (where r.due_at is not null and r.watch_at is null
+                        and r.reap_at - p.ahead_us <= coalesce(w.at, p.put_at)
+                        and not exists (select from ibid_late l where l.id = r.id))
+               from ibid_record r
+               left join ibid_policy p on p.digest = r.policy
+               left join ibid_walk w on w.policy = r.policy";
+    server.sql(database, sql)
+}
+
+#[tokio::test]
+async fn the_view_shows_names_and_readable_instants() {
+    let server = Postgres::shared();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let begin = contract::put(&*store, &begin()).await;
+    contract::put(&*store, &finish(&begin.record)).await;
+    let name = TestRecord::fresh();
+    let flags = Flags { dead_letter: true, ..Flags::default() };
+    contract::put(&*store, &insert(&name, Draft { flags, ..draft(&name, State::Unknown) })).await;
+    let view = "select state, dead_letter, tombstone, attempt, created_at > now() - interval '1 hour',
+                       completed_at >= created_at, convert_from(body, 'UTF8'), nonce = birth, length(owner)
+                from ibid_records order by state";
+    assert_eq!(server.sql(&database, view), "completed|f|f|1|t|t|done|f|16\nunknown|t|f|1|t|||t|16");
+    let key = format!("select key from ibid_records where id = '{}'", name.id);
+    assert_eq!(server.sql(&database, &key), name.identity.key.as_str());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

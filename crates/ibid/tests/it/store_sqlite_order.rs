@@ -3,12 +3,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
+use bytes::Bytes;
+use futures_util::future::{join_all, join3};
+use ibid::store::sqlite::CommitCounts;
 use ibid_core::change::{Change, Commit, Draft};
+use ibid_core::evidence::{EventName, Evidence, EvidenceStore, EvidenceSubject};
+use ibid_core::machine::Observation;
 use ibid_core::policy::Policy;
 use ibid_core::reap::ReapTarget;
 use ibid_core::record::{Flags, State};
-use ibid_core::store::{RecordFilter, RenewOutcome, RowCount, Store};
+use ibid_core::store::{RecordFilter, RenewOutcome, RowCount, SetOutcome, Store};
 use ibid_testkit::contract::{
     LONG, TICK, TestRecord, answering, browse, commit_all, draft, due, finished, fresh, insert, load, put,
     reap_all, replace,
@@ -138,6 +142,35 @@ async fn all_records_of_a_small_table_are_counted() {
 }
 
 #[tokio::test]
+async fn completed_records_of_a_large_table_are_estimated() {
+    let subject = sqlite();
+    let store = &*subject.store;
+    let open = TestRecord::fresh();
+    put(store, &fresh(&open, LONG)).await;
+    put_completed(&subject, LONG).await;
+    // As asynchronous requests leave them: written three times, so the reaper finds half of them by its index.
+    let more = "with recursive n (n) as (select 1 union all select n + 1 from n where n < 12000)
+        insert into ibid_record (id, count, nonce, birth, state, flags, policy, created_at, expires_at, purge_at, reap_at,
+                                 tenant, method, path, key)
+        select randomblob(16), 3, 1, 1, r.state, r.flags, r.policy, r.created_at, r.created_at, r.created_at,
+               iif(n % 2 = 0, r.created_at, null), r.tenant, r.method, r.path, n
+        from n, ibid_record r where r.completed_at is not null or r.state = 3";
+    sql(&subject.file.path(), more);
+    let completed = async || {
+        let counts = browse(store).count().await.expect("counts");
+        assert_eq!(counts.by_state[1], RowCount::Exact(1));
+        counts.by_state[2]
+    };
+    assert_eq!(completed().await, RowCount::Estimated(12_001));
+    subject.hands.advance(TICK);
+    let step = store.reap(ReapTarget::Records, None, 1500).await.expect("a step");
+    assert_eq!((step.removed, completed().await), (1500, RowCount::Estimated(10_501)));
+    assert_eq!(reap_all(store, ReapTarget::Records).await.removed, 10_500);
+    assert_eq!(completed().await, RowCount::Exact(1));
+    assert_eq!(number(&subject, "select rows from ibid_ordered"), 2);
+}
+
+#[tokio::test]
 async fn every_list_pages_to_its_end() {
     let subject = sqlite();
     let names: Vec<TestRecord> = (0..25).map(|_| TestRecord::fresh()).collect();
@@ -242,23 +275,112 @@ async fn renewals_share_the_commits_of_changes() {
     let begins: Vec<Change> = names.iter().map(|name| fresh(name, LONG)).collect();
     let versions: Vec<_> = begins.iter().map(|begin| (begin.id, begin.version())).collect();
     commit_all(store, begins).await;
-    let blocked = subject.file.other_connection();
-    blocked.execute_batch("begin immediate").expect("the lock is free");
-    let before = store.commit_counts();
     let more: Vec<Change> = (0..50).map(|_| fresh(&TestRecord::fresh(), LONG)).collect();
     let renewals = join_all(versions.iter().map(|lease| store.renew(vec![*lease])));
     let work = async { tokio::join!(renewals, commit_all(store, more)) };
-    let unlock = async {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        blocked.execute_batch("rollback").expect("the lock is given back");
-    };
-    let ((renewed, _), ()) = tokio::join!(work, unlock);
+    let ((renewed, _), counts) = queued_together(&subject, work).await;
     for outcome in renewed {
         assert!(matches!(outcome.expect("renewed")[..], [RenewOutcome::Until(_)]));
     }
-    let after = store.commit_counts();
-    assert_eq!((after.changes - before.changes, after.renewals - before.renewals), (50, 50));
-    assert!(after.commits - before.commits <= 3, "{before:?} {after:?}");
+    assert_eq!((counts.changes, counts.renewals), (50, 50));
+    assert!(counts.commits <= 3, "{counts:?}");
+}
+
+#[tokio::test]
+async fn a_flood_of_webhooks_shares_few_commits() {
+    let subject = sqlite();
+    let store = &*subject.store;
+    let event = |number: u32| Evidence {
+        name: EventName { source: "psp".into(), event: number.to_string() },
+        about: EvidenceSubject::Record(TestRecord::fresh().id),
+        owner: None,
+        what: Observation::NotExecuted,
+        age: Duration::ZERO,
+    };
+    let webhooks = join_all((0..2000).map(|number| store.insert_evidence(event(number), LONG)));
+    let setting = store.compare_and_set("election", None, Bytes::from_static(b"node"));
+    let step = store.reap(ReapTarget::Records, None, 100);
+    let work = async { tokio::join!(webhooks, setting, step) };
+    let ((stored, set, stepped), counts) = queued_together(&subject, work).await;
+    assert!(stored.into_iter().all(|stored| stored.expect("it is stored").1));
+    assert_eq!((set.expect("it is set"), stepped.expect("a step").removed), (SetOutcome::Won, 0));
+    assert!(counts.commits <= 20, "{counts:?}");
+}
+
+#[tokio::test]
+async fn a_step_that_shrinks_the_file_is_short() {
+    let subject = sqlite();
+    let store = &*subject.store;
+    let going = (0..800).map(|_| {
+        let name = TestRecord::fresh();
+        let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
+        let response = ibid_testkit::contract::response(vec![7; 16 << 10]);
+        Change { response: Some(response), ..answering(insert(&name, going), b"") }
+    });
+    commit_all(store, going.collect()).await;
+    subject.hands.advance(TICK);
+    assert_eq!(reap_all(store, ReapTarget::Records).await.removed, 800);
+    let free = number(&subject, "select freelist_count from pragma_freelist_count");
+    assert!(free > 3000, "{free}");
+    let shrink = || store.reap(ReapTarget::Room, None, u32::MAX);
+    let alone = shrink().await.expect("a step");
+    assert!((1..=512).contains(&alone.removed) && alone.next.is_some(), "{alone:?}");
+    // Between two changes it shares a transaction with one of them, whenever the writer looks into its queue. It returns fewer
+    // pages then, because the change waits for them.
+    let begin = || store.commit(Arc::new(fresh(&TestRecord::fresh(), LONG)), None);
+    let ((first, shared, second), _) = queued_together(&subject, join3(begin(), shrink(), begin())).await;
+    assert!(matches!((first, second), (Ok(Commit::Done(_)), Ok(Commit::Done(_)))));
+    let shared = shared.expect("a step");
+    assert!((1..=64).contains(&shared.removed) && shared.next.is_some(), "{shared:?}");
+}
+
+#[tokio::test]
+async fn a_chore_that_fails_fails_alone() {
+    let subject = sqlite();
+    let store = &*subject.store;
+    let poison = "create trigger poison before insert on ibid_meta when new.name = 'poison'
+                  begin select raise(abort, 'poison'); end";
+    sql(&subject.file.path(), poison);
+    let name = TestRecord::fresh();
+    let set = |name| store.compare_and_set(name, None, Bytes::from_static(b"1"));
+    let begin = store.commit(Arc::new(fresh(&name, LONG)), None);
+    let work = async { tokio::join!(set("first"), set("poison"), set("last"), begin) };
+    let ((first, poisoned, last, begun), _) = queued_together(&subject, work).await;
+    let error = poisoned.expect_err("it cannot be stored");
+    assert!(error.is_unwritten() && !error.is_transient(), "{error:?}");
+    assert_eq!((first.expect("it is set"), last.expect("it is set")), (SetOutcome::Won, SetOutcome::Won));
+    assert!(matches!(begun, Ok(Commit::Done(_))));
+
+    // The table of another chore is gone: all of that kind fail, and nothing else does.
+    sql(
+        &subject.file.path(),
+        "alter table ibid_event rename to lost; alter table ibid_meta rename to lost_too",
+    );
+    let name = TestRecord::fresh();
+    let begin = store.commit(Arc::new(fresh(&name, LONG)), None);
+    let history = store.reap(ReapTarget::History { keep: TICK }, None, 10);
+    let work = async { tokio::join!(set("third"), history, begin) };
+    let ((third, reaped, begun), _) = queued_together(&subject, work).await;
+    assert!(third.is_err_and(|error| error.is_unwritten()));
+    assert!(reaped.is_err_and(|error| error.is_unwritten()));
+    assert!(matches!(begun, Ok(Commit::Done(_))));
+}
+
+/// Lets all of `work` queue while another process holds the write lock, then does it. Returns what was committed for it.
+async fn queued_together<T>(subject: &Sqlite, work: impl Future<Output = T>) -> (T, CommitCounts) {
+    let blocked = subject.file.other_connection();
+    blocked.execute_batch("begin immediate").expect("the lock is free");
+    let before = subject.store.commit_counts();
+    let mut work = std::pin::pin!(work);
+    // The first poll queues every job.
+    assert!(futures_util::poll!(&mut work).is_pending());
+    blocked.execute_batch("rollback").expect("the lock is given back");
+    let done = work.await;
+    let mut counts = subject.store.commit_counts();
+    counts.commits -= before.commits;
+    counts.changes -= before.changes;
+    counts.renewals -= before.renewals;
+    (done, counts)
 }
 
 #[tokio::test]

@@ -4,11 +4,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use ibid::Ibid;
 use ibid::attempt::Attempt;
 use ibid::store::clock::Clock;
 use ibid::store::memory::MemoryStore;
-use ibid::upkeep::{self, Resume};
-use ibid::{Ibid, Settings};
+use ibid::upkeep::{self, Resume, Schedule};
 use ibid_core::change::{BodyKind, Change, Draft, HistoryKind, StoredBody};
 use ibid_core::machine::BeginRequest;
 use ibid_core::policy::{OnLapse, Policy};
@@ -17,12 +17,12 @@ use ibid_core::store::{BoxFuture, Store};
 use ibid_testkit::contract::{TestRecord, draft, insert, load, put, replace};
 use ibid_testkit::faults::{FaultyStore, StoreFault};
 
-use crate::request_fixture::ask;
+use crate::request_fixture::{ask, takes_over_at_start};
 
 #[tokio::test]
 async fn the_sweeper_never_runs_a_request_of_an_old_generation() {
     let store = FaultyStore::new(Arc::new(MemoryStore::new(Clock::system())));
-    let node = Ibid::start(store.clone(), Settings::default()).await.expect("it starts");
+    let node = Ibid::start(store.clone(), takes_over_at_start()).await.expect("it starts");
     let runs = Arc::new(Mutex::new(Vec::new()));
     node.resume_with(Arc::new(Runs { node: node.clone(), requests: runs.clone() }));
     let name = TestRecord::fresh();
@@ -51,22 +51,54 @@ async fn the_sweeper_never_runs_a_request_of_an_old_generation() {
     assert_eq!((left.birth, left.state), (second.birth, State::Retryable), "its next request runs it");
     let history =
         store.browse().expect("a store that can be browsed").history(name.id).await.expect("a history");
-    assert!(
-        history.iter().any(|(_, line)| line.what == HistoryKind::Takeover),
-        "it was taken over: {history:?}"
-    );
+    assert!(history.iter().any(|line| line.what == HistoryKind::Takeover), "it was taken over: {history:?}");
 }
 
 #[tokio::test]
 async fn a_sweeper_runs_a_lapsed_request_as_it_was_stored() {
     let store = Arc::new(MemoryStore::new(Clock::system()));
-    let node = Ibid::start(store.clone(), Settings::default()).await.expect("it starts");
+    let node = Ibid::start(store.clone(), takes_over_at_start()).await.expect("it starts");
     let runs = Arc::new(Mutex::new(Vec::new()));
     node.resume_with(Arc::new(Runs { node: node.clone(), requests: runs.clone() }));
     let name = TestRecord::fresh();
     put(&*store, &keeping(insert(&name, lapsed_draft(&name)), "five")).await;
     assert_eq!(upkeep::sweep_once(&node).await.expect("the store answers"), 1);
     assert_eq!(*runs.lock().unwrap(), ["five"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sweeper_without_permits_leaves_the_rest_to_another_node() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new(Clock::system()));
+    // More than one node resumes at once, and no request ends.
+    for n in 0..40 {
+        let name = TestRecord::of(["one", "two"][n % 2], &n.to_string());
+        put(&*store, &keeping(insert(&name, lapsed_draft(&name)), "five")).await;
+    }
+    let runs = [(); 2].map(|()| Arc::new(Mutex::new(Vec::new())));
+    for requests in &runs {
+        let node = Ibid::start(store.clone(), takes_over_at_start()).await.expect("it starts");
+        node.resume_with(Arc::new(Hangs(Runs { node: node.clone(), requests: requests.clone() })));
+        tokio::spawn(upkeep::run(node, Schedule::default()));
+    }
+    let counts = || runs.each_ref().map(|requests| requests.lock().unwrap().len());
+    while counts().iter().sum::<usize>() < 40 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert!(counts().iter().all(|count| *count > 0), "{:?}", counts());
+}
+
+/// Runs requests that never end.
+struct Hangs(Runs);
+
+impl Resume for Hangs {
+    fn ask(&self, record: &Record, request: &Bytes) -> Option<BeginRequest> {
+        self.0.ask(record, request)
+    }
+
+    fn run(&self, attempt: Attempt, ask: Arc<BeginRequest>, request: Bytes) -> BoxFuture<'static, ()> {
+        std::mem::forget(self.0.run(attempt, ask, request));
+        Box::pin(std::future::pending())
+    }
 }
 
 /// A draft of a record whose owner went silent, with the policy to resume it.

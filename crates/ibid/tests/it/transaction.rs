@@ -18,8 +18,8 @@ mod sessions;
 mod transact;
 
 use crate::adapters::databases::{
-    DieselPools, RusqliteConnections, SeaOrmPools, SqlxPostgresPools, SqlxSqlitePools, TestDatabase,
-    TokioPostgresPools,
+    DieselPools, MysqlAsyncPools, RusqliteConnections, SeaOrmPools, SqlxMysqlPools, SqlxPostgresPools,
+    SqlxSqlitePools, TestDatabase, TokioPostgresPools,
 };
 
 /// Runs every rule in one database, under separate keys: a server per rule and driver would cost minutes.
@@ -57,9 +57,11 @@ every_rule! {
     tokio_postgres: TokioPostgresPools, TestDatabase::postgres();
     diesel: DieselPools, TestDatabase::postgres();
     sea_orm: SeaOrmPools, TestDatabase::postgres();
+    mysql_async: MysqlAsyncPools, TestDatabase::mariadb();
+    sqlx_mysql: SqlxMysqlPools, TestDatabase::mariadb();
 }
 
-/// PostgreSQL only: SQLite has no such session setting.
+/// PostgreSQL only: SQLite and MySQL have no such session setting.
 macro_rules! every_commit_lasts {
     ($($driver:ident: $adapter:ty;)*) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]

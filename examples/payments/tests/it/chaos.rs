@@ -1,4 +1,4 @@
-//! Randomized crashes: two nodes on one database die at failpoints, a PostgreSQL server crashes, too, and the processor
+//! Randomized crashes: two nodes on one database die at failpoints, a database server crashes, too, and the processor
 //! injects faults. Still every key makes one payment or ride, everything settles, the processor charges exactly once for
 //! each, and no response ever changes.
 //!
@@ -28,6 +28,12 @@ use crate::world::{TestDatabase, World, post_request, wait_for};
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_settles_whatever_is_killed_on_postgres() {
     everything_settles(TestDatabase::own_postgres()).await;
+}
+
+#[cfg(feature = "mysql")]
+#[tokio::test(flavor = "multi_thread")]
+async fn everything_settles_whatever_is_killed_on_mariadb() {
+    everything_settles(TestDatabase::own_mariadb()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -104,11 +110,8 @@ async fn everything_settles(database: TestDatabase) {
                 completed.insert(answer.request.key.clone(), answer);
                 for _ in crashes.extract_if(.., |at| *at == answers) {
                     println!("after {answers} responses: the database crashes");
-                    let TestDatabase::Postgres(server) = &mut world.database else {
-                        unreachable!("a server")
-                    };
                     let _guard = scene.starting.lock().await;
-                    block_in_place(|| server.restart());
+                    block_in_place(|| world.database.restart());
                 }
             }
             News::Died(node, at) => {

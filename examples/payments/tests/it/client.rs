@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use ibid_testkit::processor::{CardProcessor, ProcessorOptions, charge_request};
 use payments::input::NewPayment;
-use payments::processor::{CHARGE_WITHIN, Charge, ChargeOutcome, ChargeRequest, ProcessorClient};
+use payments::processor::{CHARGE_WITHIN, Charge, ChargeError, ChargeRequest, ProcessorClient};
+
+type ChargeResult = Result<Charge, ChargeError>;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket};
 
@@ -13,19 +15,19 @@ fn client_of(url: &str, timeout: Duration) -> ProcessorClient {
     ProcessorClient::new(&url.parse().unwrap(), timeout)
 }
 
-async fn charge(client: &ProcessorClient, key: &str, amount_cents: i64) -> ChargeOutcome {
+async fn charge(client: &ProcessorClient, key: &str, amount_cents: i64) -> ChargeResult {
     let payment = NewPayment { customer_id: "ann".into(), amount_cents, currency: "EUR".into() };
-    client.charge(key, &ChargeRequest::new(&payment, "pay_1"), true).await
+    client.charge(key, &ChargeRequest { reference: "pay_1".into(), payment }, true).await
 }
 
-async fn charge_with_faults(faults: &str, timeout: Duration) -> (ChargeOutcome, CardProcessor) {
+async fn charge_with_faults(faults: &str, timeout: Duration) -> (ChargeResult, CardProcessor) {
     let processor = CardProcessor::with_faults(faults);
     let outcome = charge(&client_of(&processor.url(), timeout), "k", 500).await;
     (outcome, processor)
 }
 
-fn is_success(outcome: &ChargeOutcome) -> bool {
-    matches!(outcome, ChargeOutcome::Ended(Charge { succeeded: true, charge_id: Some(_) }))
+fn is_success(outcome: &ChargeResult) -> bool {
+    matches!(outcome, Ok(Charge::Succeeded { .. }))
 }
 
 /// Starts a server that reads some of each request, responds with these bytes, and closes the connection.
@@ -49,12 +51,11 @@ async fn charges_are_made_declined_refused_and_found() {
     let first = charge(&client, "k", 500).await;
     assert!(is_success(&first), "{first:?}");
     assert_eq!(charge(&client, "k", 500).await, first);
-    let ChargeOutcome::Ended(first) = first else { unreachable!() };
-    assert_eq!(client.find("k").await, Ok(Some(first)));
-    let ChargeOutcome::Ended(declined) = charge(&client, "l", 513).await else { panic!("not declined") };
-    assert!(!declined.succeeded);
-    assert_eq!(client.find("l").await, Ok(Some(declined)));
-    assert!(matches!(charge(&client, "k", 501).await, ChargeOutcome::Refused { .. }));
+    assert_eq!(client.find("k").await, first.map(Some));
+    let declined = charge(&client, "l", 513).await;
+    assert!(matches!(declined, Ok(Charge::Declined { .. })), "{declined:?}");
+    assert_eq!(client.find("l").await, declined.map(Some));
+    assert!(matches!(charge(&client, "k", 501).await, Err(ChargeError::Refused(_))));
     assert_eq!(processor.charges("idempotencyKey").await, ["k", "l"]);
 }
 
@@ -65,7 +66,7 @@ async fn a_refused_connection_proves_that_nothing_was_charged() {
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let client = client_of(&format!("http://{}", socket.local_addr().unwrap()), CHARGE_WITHIN);
     let outcome = charge(&client, "k", 500).await;
-    assert!(matches!(outcome, ChargeOutcome::NotMade { after: None, .. }), "{outcome:?}");
+    assert!(matches!(outcome, Err(ChargeError::NotMade { after: None, .. })), "{outcome:?}");
     assert!(client.find("k").await.is_err());
 }
 
@@ -73,7 +74,7 @@ async fn a_refused_connection_proves_that_nothing_was_charged() {
 async fn a_busy_processor_has_charged_nothing() {
     let (outcome, processor) = charge_with_faults("busy=1:3s", CHARGE_WITHIN).await;
     let pause = Some(Duration::from_secs(3));
-    assert!(matches!(&outcome, ChargeOutcome::NotMade { after, .. } if *after == pause), "{outcome:?}");
+    assert!(matches!(&outcome, Err(ChargeError::NotMade { after, .. }) if *after == pause), "{outcome:?}");
     assert!(processor.charges("idempotencyKey").await.is_empty());
 }
 
@@ -81,14 +82,14 @@ async fn a_busy_processor_has_charged_nothing() {
 async fn a_response_that_may_hide_a_charge_is_uncertain() {
     for faults in ["reset=1", "error=1", "refuse=1"] {
         let (outcome, _processor) = charge_with_faults(faults, CHARGE_WITHIN).await;
-        assert!(matches!(outcome, ChargeOutcome::Uncertain { .. }), "{faults}: {outcome:?}");
+        assert!(matches!(outcome, Err(ChargeError::Uncertain(_))), "{faults}: {outcome:?}");
     }
 }
 
 #[tokio::test]
 async fn after_a_time_out_the_same_key_finds_the_charge() {
     let (outcome, processor) = charge_with_faults("timeout=first", Duration::from_millis(300)).await;
-    assert!(matches!(outcome, ChargeOutcome::Uncertain { .. }), "{outcome:?}");
+    assert!(matches!(outcome, Err(ChargeError::Uncertain(_))), "{outcome:?}");
     let outcome = charge(&client_of(&processor.url(), CHARGE_WITHIN), "k", 500).await;
     assert!(is_success(&outcome), "{outcome:?}");
     assert_eq!(processor.charges("idempotencyKey").await, ["k"]);
@@ -105,7 +106,7 @@ async fn a_response_that_breaks_off_is_uncertain() {
     ] {
         let address = serve_bytes(bytes).await;
         let outcome = charge(&client_of(&format!("http://{address}"), CHARGE_WITHIN), "k", 500).await;
-        assert!(matches!(outcome, ChargeOutcome::Uncertain { .. }), "{bytes:?}: {outcome:?}");
+        assert!(matches!(outcome, Err(ChargeError::Uncertain(_))), "{bytes:?}: {outcome:?}");
     }
 }
 
@@ -120,10 +121,7 @@ async fn a_dead_pooled_connection_is_never_taken_for_a_charge() {
     drop(processor);
     // The kernel decides whether the client notices before it writes. In both cases nothing may count as charged.
     let outcome = charge(&client, "l", 500).await;
-    assert!(
-        matches!(outcome, ChargeOutcome::NotMade { .. } | ChargeOutcome::Uncertain { .. }),
-        "{outcome:?}"
-    );
+    assert!(matches!(outcome, Err(ChargeError::NotMade { .. } | ChargeError::Uncertain(_))), "{outcome:?}");
     let processor = CardProcessor::start(options);
     // 422, because this request has another reference: the key belongs to the first charge.
     assert_eq!(processor.call(&charge_request("k", 500)).await.status, 422);

@@ -17,6 +17,12 @@ on_both_databases!(
     a_node_completes_the_payments_of_a_killed_one,
 );
 
+#[cfg(feature = "mysql")]
+#[tokio::test]
+async fn fifty_payments_survive_a_kill_on_mariadb() {
+    fifty_payments_in_flight_survive_a_kill(TestDatabase::mariadb()).await;
+}
+
 async fn fifty_payments_in_flight_survive_a_kill(database: TestDatabase) {
     // In addition, the first call for each payment charges and gets no response.
     let world = World::new(database, "reset=first");

@@ -1,4 +1,4 @@
-//! Creation of the tables, on both databases.
+//! Creation of the tables, on every database.
 
 use futures_util::future::join_all;
 use payments::db::Db;
@@ -6,6 +6,12 @@ use payments::db::Db;
 use crate::world::{TestDatabase, on_both_databases};
 
 on_both_databases!(nodes_that_start_at_once_create_the_tables_once);
+
+#[cfg(feature = "mysql")]
+#[tokio::test]
+async fn nodes_that_start_at_once_create_the_tables_on_mariadb() {
+    nodes_that_start_at_once_create_the_tables_once(TestDatabase::mariadb()).await;
+}
 
 async fn nodes_that_start_at_once_create_the_tables_once(database: TestDatabase) {
     let url = database.url();

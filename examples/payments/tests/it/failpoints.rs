@@ -13,7 +13,7 @@ use futures_util::future::{join, join_all};
 use ibid_testkit::postgres::Postgres;
 use tokio::sync::watch;
 
-use crate::armed::ArmedNode;
+use crate::armed_node::ArmedNode;
 use crate::clients::{CompletedRequest, PlannedRequest, plan_requests, send_until_done};
 use crate::harness::Program;
 use crate::world::{Node, TestDatabase, World};

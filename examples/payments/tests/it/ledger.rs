@@ -47,8 +47,10 @@ async fn our_rows(world: &World) -> Vec<(String, i64, String, String, Option<Str
                union all select id, amount_cents, currency, status, charge_id from ride";
     let db = world.database.db().await;
     let rows = match &db {
-        Db::Postgres(pool) => sqlx::query_as(sql).fetch_all(pool).await,
-        Db::Sqlite(pool) => sqlx::query_as(sql).fetch_all(pool).await,
+        Db::Postgres(database) => sqlx::query_as(sql).fetch_all(&database.0).await,
+        #[cfg(feature = "mysql")]
+        Db::Mysql(database) => sqlx::query_as(sql).fetch_all(&database.0).await,
+        Db::Sqlite(database) => sqlx::query_as(sql).fetch_all(&database.0).await,
     };
     db.close().await;
     rows.expect("our rows")

@@ -1,7 +1,7 @@
 //! Black-box tests of the application: real processes, real sockets, a real PostgreSQL.
 
 mod api;
-mod armed;
+mod armed_node;
 mod chaos;
 mod client;
 mod clients;
@@ -9,9 +9,9 @@ mod crash;
 mod db;
 mod failpoints;
 mod harness;
-mod hooked;
 mod ledger;
 mod payments;
+mod processor_webhooks;
 mod promise;
 mod rides;
 mod world;

@@ -19,6 +19,18 @@ on_both_databases!(
     calls_to_the_processor_continue_the_trace,
 );
 
+#[cfg(feature = "mysql")]
+mod mysql {
+    use crate::world::TestDatabase;
+
+    #[tokio::test]
+    async fn a_payment_is_retried_and_charged_once_on_mariadb() {
+        super::every_retry_of_a_payment_gets_the_first_response(TestDatabase::mariadb()).await;
+        super::twenty_requests_at_once_make_one_payment(TestDatabase::mariadb()).await;
+        super::a_payment_is_charged_once_despite_processor_faults(TestDatabase::mariadb()).await;
+    }
+}
+
 async fn every_retry_of_a_payment_gets_the_first_response(database: TestDatabase) {
     let world = World::new(database, "");
     let node = world.node("10s");

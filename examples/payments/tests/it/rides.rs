@@ -14,6 +14,18 @@ on_both_databases!(
     charge_once_mode_never_repeats_a_charge,
 );
 
+#[cfg(feature = "mysql")]
+mod mysql {
+    use crate::world::TestDatabase;
+
+    #[tokio::test]
+    async fn a_ride_is_resumed_and_charged_once_on_mariadb() {
+        super::a_ride_is_booked_charged_and_receipted_once(TestDatabase::mariadb()).await;
+        super::a_declined_card_is_replayed_as_402(TestDatabase::mariadb()).await;
+        super::a_retry_resumes_after_an_uncertain_charge(TestDatabase::mariadb()).await;
+    }
+}
+
 async fn a_ride_is_booked_charged_and_receipted_once(database: TestDatabase) {
     let world = World::new(database, "");
     let node = world.node("10s");

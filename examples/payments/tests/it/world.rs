@@ -6,6 +6,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ibid::transaction::sqlx_postgres::SqlxPostgres;
+use ibid::transaction::sqlx_sqlite::SqlxSqlite;
 use ibid_testkit::client::{Client, TestRequest, TestResponse};
 use ibid_testkit::postgres::Postgres;
 use ibid_testkit::processor::{CardProcessor, ChargeFaults, ProcessorOptions};
@@ -17,10 +19,15 @@ use tempfile::TempDir;
 
 use crate::harness::{PATIENCE, Program};
 
+#[cfg(feature = "mysql")]
+use ibid::transaction::sqlx_mysql::SqlxMysql;
+
 /// The database of one test, which is removed with the test.
 pub(crate) enum TestDatabase {
     Sqlite(TempDir),
     Postgres(Box<Postgres>),
+    #[cfg(feature = "mysql")]
+    MariaDb(Box<ibid_testkit::mariadb::MariaDb>),
     /// One database of a server that other tests use, too.
     OnServer(Arc<Postgres>, String),
 }
@@ -34,15 +41,40 @@ impl TestDatabase {
         TestDatabase::Postgres(Box::new(Postgres::shared()))
     }
 
+    #[cfg(feature = "mysql")]
+    pub(crate) fn mariadb() -> TestDatabase {
+        TestDatabase::MariaDb(Box::new(ibid_testkit::mariadb::MariaDb::shared()))
+    }
+
     /// Starts a separate server, which the test may crash.
     pub(crate) fn own_postgres() -> TestDatabase {
         TestDatabase::Postgres(Box::new(Postgres::start()))
+    }
+
+    /// Starts a separate MariaDB server, which the test may crash.
+    #[cfg(feature = "mysql")]
+    pub(crate) fn own_mariadb() -> TestDatabase {
+        TestDatabase::MariaDb(Box::new(ibid_testkit::mariadb::MariaDb::start()))
+    }
+
+    /// Kills the test's own server and starts it again.
+    pub(crate) fn restart(&mut self) {
+        match self {
+            TestDatabase::Postgres(server) => server.restart(),
+            #[cfg(feature = "mysql")]
+            TestDatabase::MariaDb(server) => server.restart(),
+            TestDatabase::Sqlite(_) | TestDatabase::OnServer(..) => {
+                unreachable!("a server of the test's own")
+            }
+        }
     }
 
     pub(crate) fn url(&self) -> String {
         match self {
             TestDatabase::Sqlite(folder) => format!("sqlite:{}", folder.path().join("payments.db").display()),
             TestDatabase::Postgres(server) => server.url(),
+            #[cfg(feature = "mysql")]
+            TestDatabase::MariaDb(server) => server.url(),
             TestDatabase::OnServer(server, name) => server.url_for(name),
         }
     }
@@ -54,10 +86,17 @@ impl TestDatabase {
             TestDatabase::Sqlite(folder) => {
                 let file = SqliteConnectOptions::new().filename(folder.path().join("payments.db"));
                 let patient = file.busy_timeout(Duration::from_secs(10));
-                Db::Sqlite(SqlitePool::connect_with(patient).await.expect("the database answers"))
+                let pool = SqlitePool::connect_with(patient).await.expect("the database answers");
+                Db::Sqlite(SqlxSqlite(pool))
             }
             TestDatabase::Postgres(_) | TestDatabase::OnServer(..) => {
-                Db::Postgres(PgPool::connect(&self.url()).await.expect("the database answers"))
+                let pool = PgPool::connect(&self.url()).await.expect("the database answers");
+                Db::Postgres(SqlxPostgres(pool))
+            }
+            #[cfg(feature = "mysql")]
+            TestDatabase::MariaDb(_) => {
+                let pool = sqlx::MySqlPool::connect(&self.url()).await.expect("the database answers");
+                Db::Mysql(SqlxMysql(pool))
             }
         }
     }
@@ -122,8 +161,10 @@ impl World {
     pub(crate) async fn texts(&self, sql: &'static str) -> Vec<String> {
         let db = self.database.db().await;
         let rows = match &db {
-            Db::Postgres(pool) => sqlx::query_scalar(sql).fetch_all(pool).await,
-            Db::Sqlite(pool) => sqlx::query_scalar(sql).fetch_all(pool).await,
+            Db::Postgres(SqlxPostgres(pool)) => sqlx::query_scalar(sql).fetch_all(pool).await,
+            #[cfg(feature = "mysql")]
+            Db::Mysql(SqlxMysql(pool)) => sqlx::query_scalar(sql).fetch_all(pool).await,
+            Db::Sqlite(SqlxSqlite(pool)) => sqlx::query_scalar(sql).fetch_all(pool).await,
         };
         db.close().await;
         rows.expect("a list of texts")
@@ -146,6 +187,11 @@ impl World {
                  update ibid_effect set due_at = 1
                   where ctid in (select ctid from ibid_effect where state = 2 for update skip locked)"
             }
+            #[cfg(feature = "mysql")]
+            TestDatabase::MariaDb(_) => {
+                "update ibid_record set due_at = 1 where state = 2;
+                 update ibid_effect set due_at = 1 where state = 2"
+            }
         };
         self.write(lapse).await;
     }
@@ -159,8 +205,10 @@ impl World {
     async fn write(&self, sql: &'static str) {
         let db = self.database.db().await;
         let result = match &db {
-            Db::Postgres(pool) => sqlx::raw_sql(sql).execute(pool).await.map(drop),
-            Db::Sqlite(pool) => sqlx::raw_sql(sql).execute(pool).await.map(drop),
+            Db::Postgres(SqlxPostgres(pool)) => sqlx::raw_sql(sql).execute(pool).await.map(drop),
+            #[cfg(feature = "mysql")]
+            Db::Mysql(SqlxMysql(pool)) => sqlx::raw_sql(sql).execute(pool).await.map(drop),
+            Db::Sqlite(SqlxSqlite(pool)) => sqlx::raw_sql(sql).execute(pool).await.map(drop),
         };
         db.close().await;
         result.expect("the rows can be written");
@@ -171,7 +219,9 @@ impl World {
         let db = self.database.db().await;
         let is_writable = match &db {
             Db::Postgres(_) => true,
-            Db::Sqlite(pool) => pool.begin_with("BEGIN IMMEDIATE").await.is_ok(),
+            #[cfg(feature = "mysql")]
+            Db::Mysql(_) => true,
+            Db::Sqlite(SqlxSqlite(pool)) => pool.begin_with("BEGIN IMMEDIATE").await.is_ok(),
         };
         db.close().await;
         is_writable

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 
+use super::DemoStore;
 use super::application::TOKEN;
 
 /// The addresses and names of everything that runs.
@@ -14,7 +15,7 @@ pub(super) struct Scene {
     pub(super) provider: SocketAddr,
     pub(super) taken: Vec<SocketAddr>,
     pub(super) ibid: String,
-    pub(super) store: String,
+    pub(super) store: DemoStore,
 }
 
 impl Scene {
@@ -31,9 +32,17 @@ impl Scene {
         for taken in &self.taken {
             script.says(&format!("{taken} is in use by another program, so a free port was chosen."));
         }
+        if self.store.word == "\"$STORE\"" {
+            script.says(
+                "Set STORE to the URL of the store first: it may hold a password, so it is not printed.",
+            );
+        }
         self.gateway(&mut script);
         self.application(&mut script);
-        script.0.push_str("\n# Ctrl-C here ends the demo and removes its stores.");
+        script.0.push_str(match self.store.key_suffix.is_empty() {
+            true => "\n# Ctrl-C here ends the demo and removes its stores.",
+            false => "\n# Ctrl-C here ends the demo. Its records stay in the gateway's store.",
+        });
         script.0
     }
 
@@ -75,13 +84,13 @@ impl Scene {
         );
         script.act(
             "A client may ask for the state of its key: the unknown one.",
-            self.look("/.ibid/keys/order-3?method=POST&path=/payments"),
+            self.look(&format!("/.ibid/keys/order-3{}?method=POST&path=/payments", self.store.key_suffix)),
         );
         script.act(
             "The gateway's counters.",
             format!("curl -sS {} | grep '^ibid_reserve'", quote(&format!("http://{admin}/metrics"))),
         );
-        script.act("The operator's view.", format!("{ibid} keys list --store {}", quote(store)));
+        script.act("The operator's view.", format!("{ibid} keys list --store {}", store.word));
     }
 
     /// Adds the part about the library inside an application, and a processor that fails at first.
@@ -125,7 +134,8 @@ impl Scene {
 
     /// Returns the command for a payment through the gateway.
     fn pay_guarded(&self, key: &str, body: &str) -> String {
-        post(&format!("http://{}/payments", self.public), "", key, body)
+        let key = format!("{key}{}", self.store.key_suffix);
+        post(&format!("http://{}/payments", self.public), "", &key, body)
     }
 
     /// Returns the command for a payment or a ride of the application's one account.

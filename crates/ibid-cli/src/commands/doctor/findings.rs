@@ -49,13 +49,21 @@ pub(super) fn of(checkup: &Checkup, secrets: usize) -> Vec<Finding> {
         schema(checkup.schema),
         clock(checkup.clock),
         durability(&checkup.durability, checkup.weak_accepted),
-        role(checkup.role),
+        role(checkup),
     ];
+    findings.extend(
+        checkup
+            .refusals
+            .iter()
+            .map(|reason| line("refusal", Grade::Bad, reason, "ibid refuses to start with it")),
+    );
     match (&checkup.standbys, checkup.role) {
         (Some(standbys), _) => findings.push(replication(standbys)),
         (None, Role::Standby) => {
             findings.push(line("replication", Grade::Unseen, "asked a standby", "ask the primary"));
         }
+        // A server without standbys says so by its durability.
+        (None, _) if checkup.clock.is_some() => {}
         (None, _) => findings.push(line(
             "replication",
             Grade::Ok,
@@ -89,6 +97,9 @@ pub(super) fn line(
 
 fn software(checkup: &Checkup) -> Finding {
     match &checkup.needs {
+        None if checkup.is_untested => {
+            line("store", Grade::Ok, &checkup.software, "it answers; ibid was built for it, not tested on it")
+        }
         None => line("store", Grade::Ok, &checkup.software, "it answers"),
         Some(needed) => {
             line("store", Grade::Bad, &checkup.software, format!("ibid needs version {needed} or later"))
@@ -107,6 +118,11 @@ fn schema(schema: Schema) -> Finding {
             "old: run `ibid migrate`, or start the gateway once",
         ),
         Schema::Step { found, known } if found > known => (
+            Grade::Ok,
+            format!("step {found}, and this ibid knows {known}"),
+            "newer, and it only added something: this ibid can use it",
+        ),
+        Schema::TooNew { found, known } => (
             Grade::Bad,
             format!("step {found}, and this ibid knows {known}"),
             "from the future: use the ibid that upgraded it, or a newer one",
@@ -130,16 +146,16 @@ fn clock(gap: Option<ClockGap>) -> Finding {
     let side = if ahead_us < 0 { "behind" } else { "ahead of" };
     // A gap no larger than the round trip may be no gap at all.
     let within_us = u64::try_from(within.as_micros()).unwrap_or(u64::MAX);
-    let found =
+    let facts =
         format!("the store is {} {side} this node, give or take {}", millis(apart_us), millis(within_us));
     match apart_us.saturating_sub(within_us) > CLOCK_APART_US_MAX {
         true => line(
             "clock",
             Grade::Warning,
-            found,
+            facts,
             "the node's time never decides, but logs won't line up: run a time service on both",
         ),
-        false => line("clock", Grade::Ok, found, "the store's time decides, the node's never does"),
+        false => line("clock", Grade::Ok, facts, "the store's time decides, the node's never does"),
     }
 }
 
@@ -147,44 +163,48 @@ fn durability(settings: &[Setting], accepted: bool) -> Finding {
     let words = |settings: &mut dyn Iterator<Item = &Setting>| {
         settings.map(|setting| format!("{} = {}", setting.name, setting.value)).collect::<Vec<_>>().join(", ")
     };
-    let found = words(&mut settings.iter());
+    let facts = words(&mut settings.iter());
     let refused = |setting: &&Setting| setting.is_weak && setting.name != "full_page_writes";
     let weak = words(&mut settings.iter().filter(|setting| setting.is_weak));
     match (settings.iter().any(|setting| refused(&setting)), accepted) {
-        _ if weak.is_empty() => line("durability", Grade::Ok, found, "what was answered is on disk"),
+        _ if weak.is_empty() => line("durability", Grade::Ok, facts, "what was answered is on disk"),
         (true, false) => line(
             "durability",
             Grade::Bad,
-            found,
+            facts,
             format!(
-                "a crash may lose what was answered (`{weak}`), and ibid refuses to start: change it, or accept the loss \
-                 with `?accept_weak_durability=true` in the URL"
+                "weak: a crash or a failover may lose what was answered (`{weak}`), and ibid refuses to start: change it, or \
+                 accept the loss with `?durability=weak` in the URL"
             ),
         ),
         _ => line(
             "durability",
             Grade::Warning,
-            found,
-            format!("a crash may lose what was answered (`{weak}`): what ran once may run again"),
+            facts,
+            format!(
+                "weak: a crash or a failover may lose what was answered (`{weak}`): what ran once may run again"
+            ),
         ),
     }
 }
 
-fn role(role: Role) -> Finding {
-    match role {
+fn role(checkup: &Checkup) -> Finding {
+    match checkup.role {
         Role::Primary => line("role", Grade::Ok, "takes writes", "ibid writes before every request"),
-        Role::Standby => line(
+        // Only PostgreSQL's driver finds the primary among several hosts.
+        Role::Standby if checkup.software.starts_with("PostgreSQL") => line(
             "role",
             Grade::Bad,
             "a standby",
             "ibid has to write: name the primary, or all hosts: `postgres://USER@A,B/DATABASE`",
         ),
+        Role::Standby => line("role", Grade::Bad, "a standby", "ibid has to write: name the primary"),
         Role::ReadOnly => line("role", Grade::Bad, "read-only", "ibid has to write before every request"),
     }
 }
 
 fn replication(standbys: &Standbys) -> Finding {
-    let Standbys { awaited, connected } = standbys;
+    let Standbys { awaited, connected, missing } = standbys;
     let named = |pick: &dyn Fn(&Standby) -> bool| {
         let names = connected.iter().filter(|standby| pick(standby));
         let names = names.map(|standby| format!("`{}`", standby.name.as_deref().unwrap_or("?")));
@@ -197,6 +217,15 @@ fn replication(standbys: &Standbys) -> Finding {
         let also = if others.is_empty() { String::new() } else { format!(", besides {others}") };
         let meaning = "a failover to a synchronous standby, and to no other, loses nothing that was answered";
         return line(check, Grade::Ok, format!("synchronous: {synchronous}{also}"), meaning);
+    }
+    if !missing.is_empty() && connected.is_empty() {
+        let missing: Vec<String> = missing.iter().map(|privilege| format!("`{privilege}`")).collect();
+        return line(
+            check,
+            Grade::Unseen,
+            "standbys, or whether this is one",
+            format!("this user may not see them: grant it {} on `*.*`", missing.join(" and ")),
+        );
     }
     let unseen = connected.iter().any(|standby| standby.is_synchronous.is_none());
     match (connected.len(), awaited.is_empty()) {
@@ -211,8 +240,8 @@ fn replication(standbys: &Standbys) -> Finding {
             check,
             Grade::Warning,
             format!("asynchronous only: {others}"),
-            "a failover may lose acknowledged commits: an answer that was replayed once may run again; set \
-             `synchronous_standby_names` to these standbys on the primary",
+            "a failover may lose acknowledged commits: an answer that was replayed once may run again; make them \
+             synchronous (`synchronous_standby_names` on PostgreSQL, semi-synchronous replication on MySQL)",
         ),
         (count, false) if unseen => line(
             check,
@@ -251,7 +280,7 @@ fn pooler(pooler: Pooler) -> Finding {
     }
 }
 
-fn secret(configured: usize, kept: bool) -> Finding {
+pub(super) fn secret(configured: usize, kept: bool) -> Finding {
     let check = "fingerprint secret";
     match (configured, kept) {
         (0, false) => line(
@@ -264,7 +293,7 @@ fn secret(configured: usize, kept: bool) -> Finding {
             check,
             Grade::Ok,
             "made by the store itself",
-            "whoever can read the store can test guesses of bodies: configure `fingerprint.secrets` if that matters",
+            "a reader of the store can test guesses of bodies: configure `fingerprint.secrets` if that matters",
         ),
         (count, false) => line(check, Grade::Ok, format!("configured: {count}"), "not kept in the store"),
         (count, true) => line(
@@ -286,18 +315,18 @@ fn open_cases(cases: Option<OpenCases>) -> Finding {
             "the tables are not as they should be, or too large",
         );
     };
-    let found = format!(
+    let facts = format!(
         "records: {unknown} unknown, {dead_letters} dead letters; effects: {effects_unknown} unknown, {effects_dead} dead"
     );
     match dead_letters + effects_unknown + effects_dead {
-        0 if unknown == 0 => line(check, Grade::Ok, found, "nothing waits for a person"),
+        0 if unknown == 0 => line(check, Grade::Ok, facts, "nothing waits for an operator"),
         0 => line(
             check,
             Grade::Ok,
-            found,
+            facts,
             "unknown records are not dead letters yet: `ibid keys list --state unknown`",
         ),
-        _ => line(check, Grade::Warning, found, "an operator must look: nothing retries these automatically"),
+        _ => line(check, Grade::Warning, facts, "an operator must look: nothing retries these automatically"),
     }
 }
 

@@ -15,6 +15,10 @@ pub(super) fn of(text: Option<&[u8]>) -> Finding {
         }
         Some(Ok(setting)) => setting,
     };
+    if let Err(closed) = setting.check_open() {
+        let meaning = "no node starts or acts on it: end a copy that was stopped with `ibid copy`, or cancel it with `--cancel`";
+        return line(check, Grade::Warning, closed.to_string(), meaning);
+    }
     let tenant = format!("{}, tenant `{}`", setting.phase.name(), setting.current.tenant());
     match (setting.phase, setting.previous.len()) {
         (IdentityPhase::Active, 0) => {
@@ -58,6 +62,13 @@ mod tests {
         assert_eq!(grade(&text("retiring", "")), Grade::Warning);
         assert_eq!(grade(&text("retired", "")), Grade::Warning);
         assert_eq!(grade("from the future"), Grade::Bad);
+        let mark =
+            r#"[],"copy":{"id":"1","role":"source","to":"sqlite:b.db","moved":false,"before":"active"}"#;
+        let closed = of(Some(text("retired", "").replace("[]", mark).as_bytes()));
+        assert_eq!(
+            (closed.grade, &*closed.found),
+            (Grade::Warning, "this store is being copied to `sqlite:b.db`")
+        );
         let looked_up = of(Some(text("active", &previous).as_bytes()));
         assert!(looked_up.meaning.contains("--forget-previous"), "{looked_up:?}");
     }

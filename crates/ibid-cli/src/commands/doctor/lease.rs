@@ -20,14 +20,14 @@ pub(super) fn of(runs: Option<&[RunTimes]>) -> Finding {
         known.iter().copied().filter(|runs| runs.lease < runs.p99 * TIMES_MIN).collect();
     match (&tight[..], known.first()) {
         ([], None) => {
-            let found = format!("fewer than {RUNS_MIN} runs of any policy");
-            line(check, Grade::Unseen, found, "nothing to compare leases with yet")
+            let facts = format!("fewer than {RUNS_MIN} runs of any policy");
+            line(check, Grade::Unseen, facts, "nothing to compare leases with yet")
         }
         ([], Some(tightest)) => {
             line(check, Grade::Ok, describe(tightest), "at least three times what runs take")
         }
         (tight, _) => {
-            let found = tight.iter().map(|runs| describe(runs)).collect::<Vec<_>>().join("; ");
+            let facts = tight.iter().map(|runs| describe(runs)).collect::<Vec<_>>().join("; ");
             let wanted = tight.iter().map(|runs| runs.p99 * TIMES_MIN).max().unwrap_or_default();
             // Whole seconds, rounded up: 14.1 s would be an odd setting.
             let wanted = Duration::from_secs(wanted.as_millis().div_ceil(1000) as u64);
@@ -36,7 +36,7 @@ pub(super) fn of(runs: Option<&[RunTimes]>) -> Finding {
                  {} or more",
                 show_duration(wanted)
             );
-            line(check, Grade::Warning, found, meaning)
+            line(check, Grade::Warning, facts, meaning)
         }
     }
 }
@@ -75,13 +75,13 @@ mod tests {
 
     #[test]
     fn a_lease_below_three_times_the_p99_is_warned_of() {
-        let found = of(Some(&[runs(100, 21_000, 60), runs(500, 40, 60)]));
-        assert_eq!(found.grade, Grade::Warning);
-        assert_eq!(found.found, "`POST /21000`: lease 60s, p99 21000 ms of 100 runs");
-        assert!(found.meaning.contains("set `lease` to 63s or more"), "{}", found.meaning);
-        let found = of(Some(&[runs(100, 20_000, 60), runs(100, 10, 60)]));
+        let finding = of(Some(&[runs(100, 21_000, 60), runs(500, 40, 60)]));
+        assert_eq!(finding.grade, Grade::Warning);
+        assert_eq!(finding.found, "`POST /21000`: lease 60s, p99 21000 ms of 100 runs");
+        assert!(finding.meaning.contains("set `lease` to 63s or more"), "{}", finding.meaning);
+        let finding = of(Some(&[runs(100, 20_000, 60), runs(100, 10, 60)]));
         assert_eq!(
-            (found.grade, found.found.as_str()),
+            (finding.grade, finding.found.as_str()),
             (Grade::Ok, "`POST /20000`: lease 60s, p99 20000 ms of 100 runs")
         );
     }

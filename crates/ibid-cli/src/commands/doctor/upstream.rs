@@ -134,15 +134,15 @@ fn remaining(check: &'static str, until: Duration, now: Duration) -> Finding {
     match until.checked_sub(now) {
         None => line(check, Grade::Bad, "expired", "renew it: it is refused"),
         Some(left) => {
-            let found = match left.as_secs() / DAY.as_secs() {
+            let facts = match left.as_secs() / DAY.as_secs() {
                 1 => "1 day left".to_owned(),
                 days => format!("{days} days left"),
             };
             match left < RENEW_BEFORE {
                 true => {
-                    line(check, Grade::Warning, found, "renew it now: requests get 503 once it has expired")
+                    line(check, Grade::Warning, facts, "renew it now: requests get 503 once it has expired")
                 }
-                false => line(check, Grade::Ok, found, "valid"),
+                false => line(check, Grade::Ok, facts, "valid"),
             }
         }
     }

@@ -1,13 +1,13 @@
 //! Tests of `keys list` and `keys show` against a store of three records.
 
 use super::*;
-use ibid_core::change::HistoryKind;
+use ibid_core::change::{HistoryKind, HistoryLine};
 use ibid_core::fingerprint::SecretId;
 use ibid_core::key::Key;
 use ibid_core::policy::Policy;
 use ibid_core::reap::{ReapCount, ReapTarget};
 use ibid_core::record::{ErrorCode, Flags, Nonce, RecordDetails, Version};
-use ibid_core::scope::{Identity, Operation, RecordId, Tenant};
+use ibid_core::scope::{Identity, Operation, Tenant};
 use ibid_core::store::{BoxFuture, RecordCounts};
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,9 +29,10 @@ impl BrowseStore for Shelf {
         Box::pin(std::future::ready(Ok(Page::new(records, filter.limit, cursor))))
     }
 
-    fn history(&self, _: RecordId) -> BoxFuture<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
-        let line = History { what: HistoryKind::Lapse, detail: "after 60s".into() };
-        Box::pin(async { Ok(vec![(Timestamp::from_micros(60_000_000), line)]) })
+    fn history(&self, _: RecordId) -> BoxFuture<'_, Result<Vec<HistoryLine>, StoreError>> {
+        let at = Timestamp::from_micros(60_000_000);
+        let line = HistoryLine { at, what: HistoryKind::Lapse, detail: "after 60s".into() };
+        Box::pin(async { Ok(vec![line]) })
     }
 
     fn count(&self) -> BoxFuture<'_, Result<RecordCounts, StoreError>> {
@@ -54,7 +55,7 @@ impl BrowseStore for FailingStore {
     fn list(&self, _: RecordFilter) -> BoxFuture<'_, Result<Page<StoredRecord>, StoreError>> {
         Box::pin(async { Err(StoreError::transient("sqlite", "list records", "disk I/O error")) })
     }
-    fn history(&self, id: RecordId) -> BoxFuture<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
+    fn history(&self, id: RecordId) -> BoxFuture<'_, Result<Vec<HistoryLine>, StoreError>> {
         EMPTY.history(id)
     }
     fn count(&self) -> BoxFuture<'_, Result<RecordCounts, StoreError>> {
@@ -131,7 +132,8 @@ fn ask_list(store: &dyn BrowseStore, args: KeysListArgs) -> (Result<(), Failure>
 fn ask_show(id: &str, json: bool) -> (Result<(), Failure>, String) {
     let mut out = Vec::new();
     let args = KeysShowArgs { id: id.into(), json, ..KeysShowArgs::default() };
-    let result = block_on(show(&shelf(), &args, &mut out));
+    let load = async |id: RecordId| Ok(shelf().0.into_iter().find(|stored| stored.record.id == id));
+    let result = block_on(show(&shelf(), load, &args, &mut out));
     (result, String::from_utf8(out).unwrap())
 }
 

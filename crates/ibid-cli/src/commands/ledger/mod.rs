@@ -11,6 +11,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+#[cfg(feature = "mysql")]
+use ibid::store::mysql::{MysqlOptions, MysqlStore};
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
 use ibid::store::read_only_query::{ReadOnlyQueryError, RowCallback};
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
@@ -21,7 +23,7 @@ use indicatif::{ProgressBar, ProgressFinish};
 
 pub(crate) use self::args::LedgerArgs;
 use crate::config::{self, StoreUrl};
-use crate::open_store::{cannot_open_postgres, cannot_open_sqlite, open_store};
+use crate::open_store::{OpenHint, cannot_open, open_store};
 use crate::output::{Failure, Failures, print_line};
 use crate::progress;
 
@@ -74,6 +76,11 @@ impl Plan {
         if matches!(store, Some(StoreUrl::Memory)) {
             return Err(Failure::usage("a store in memory is gone with its process")
                 .hint("name the store that the gateway uses with `--store`")
+                .into());
+        }
+        if store.as_ref().is_some_and(|store| !store.tiers().sql) {
+            return Err(Failure::usage("this store has no SQL and no effects to compare with")
+                .hint("name a file of our side with `--ours`")
                 .into());
         }
         let options = CompareOptions {
@@ -193,22 +200,28 @@ async fn run_query(url: &StoreUrl, sql: &str, on_row: RowCallback<'_>) -> Result
     match url {
         // `Plan::new` refuses it.
         StoreUrl::Memory => Ok(Vec::new()),
+        #[cfg(feature = "dynamodb")]
+        StoreUrl::Dynamodb(_) => Ok(Vec::new()),
+        #[cfg(feature = "redis")]
+        StoreUrl::Redis(_) => Err(Failure::usage("a Redis store has no SQL").hint("give our side as a file")),
         StoreUrl::Sqlite(path) => SqliteStore::read_rows(path, SqliteOptions::default(), sql, on_row)
-            .map_err(|error| query_failure(error, |error| cannot_open_sqlite(url, error))),
+            .map_err(|error| query_failure(url, error)),
         StoreUrl::Postgres(address) => {
             let read =
                 PostgresStore::read_rows(address.reveal(), PostgresOptions::default(), sql, on_row).await;
-            read.map_err(|error| query_failure(error, |error| cannot_open_postgres(url, error)))
+            read.map_err(|error| query_failure(url, error))
+        }
+        #[cfg(feature = "mysql")]
+        StoreUrl::Mysql(address) => {
+            let read = MysqlStore::read_rows(address.reveal(), MysqlOptions::default(), sql, on_row).await;
+            read.map_err(|error| query_failure(url, error))
         }
     }
 }
 
-fn query_failure<O: std::error::Error + 'static>(
-    error: ReadOnlyQueryError<O>,
-    cannot_open: impl FnOnce(&O) -> Failure,
-) -> Failure {
+fn query_failure(url: &StoreUrl, error: ReadOnlyQueryError<impl OpenHint>) -> Failure {
     match error {
-        ReadOnlyQueryError::Open(error) => cannot_open(&error),
+        ReadOnlyQueryError::Open(error) => cannot_open(url, &error),
         ReadOnlyQueryError::Refused(why) => Failure::usage("the statement of `--ours` is refused")
             .because(why)
             .hint("it must be one `select` that writes nothing"),

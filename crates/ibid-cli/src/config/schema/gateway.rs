@@ -1,4 +1,4 @@
-//! Keys of the gateway itself: the top level, `[upstream_tls]`, `[store]`, `[tenant]` and `[fingerprint]`.
+//! Keys of the gateway itself: the top level, `[upstream_tls]`, `[store]`, `[front]`, `[tenant]` and `[fingerprint]`.
 
 use super::{ConfigKey, key};
 
@@ -49,8 +49,14 @@ pub(super) const KEYS: &[ConfigKey] = &[
     key(
         "store",
         "url",
-        "`sqlite:PATH`, `postgres://USER@HOST/DATABASE`, `memory:`",
-        "The store of the records. A file needs no server and survives a crash; PostgreSQL is for gateways on several machines; `memory:` is for tests. A PostgreSQL URL takes the parameters `connections_max=8`, `prepare=false` (for a pooler that hands each transaction to another session) and `accept_weak_durability=true` besides those of libpq; with `sslmode=require` or stricter, certificate and name are checked, against `sslrootcert=PATH` or the system's, and without it there is no TLS. Also `--store`, `IBID_STORE`.",
+        "`sqlite:PATH`, `postgres://USER@HOST/DATABASE`, `mysql://USER@HOST/DATABASE`, `dynamodb://TABLE`, `redis://HOST`, `memory:`",
+        "The store of the records. A file needs no server and survives a crash; a server is for gateways on several machines; `memory:` is for tests. MySQL, DynamoDB and Redis need an `ibid` that was built with the feature of that name, or with `all-stores`; docs/stores has the parameters of each URL. A PostgreSQL URL takes the parameters `connections_max=8`, `prepare=false` (for a pooler that hands each transaction to another session) besides those of libpq; with `sslmode=require` or stricter, certificate and name are checked, against `sslrootcert=PATH` or the system's, and without it there is no TLS. Also `--store`, `IBID_STORE`.",
+    ),
+    key(
+        "store",
+        "durability",
+        "`durable`, `weak`",
+        "`durable` refuses at start a server that may lose a commit which it has acknowledged: its settings, or the kind of store, allow that. `weak` uses it all the same, and a request may then run twice after such a loss. In a URL: `durability=weak`.",
     ),
     key(
         "store",
@@ -81,6 +87,18 @@ pub(super) const KEYS: &[ConfigKey] = &[
         "identity_valid_for",
         "duration",
         "Time that a node relies on its last read of the store's identity, at least 1 s. It reads three times as often, and `ibid identity change` waits twice as long. The value that was stored with the identity applies to every node. Long enough that a read lost to a failover refuses no request, short enough that a change ends within a minute.",
+    ),
+    key(
+        "front",
+        "url",
+        "`redis://HOST:PORT/`, `rediss://…`",
+        "A Redis server in front of the store, which all gateways share. It holds completed responses for `cache_ttl`, and takes replays off the store; it decides nothing, and its absence only costs time. When it is worth nothing: `docs/stores/redis-front.md`. Needs a program built with the feature `redis`. Also `IBID_FRONT`.",
+    ),
+    key(
+        "front",
+        "timeout",
+        "duration",
+        "Time that a request waits for one reply of that server before it asks the store; at most a quarter of `begin_timeout`. A reply takes a fraction of a millisecond within one network. Responses of more than 50 KiB for each millisecond are not shared.",
     ),
     key(
         "tenant",

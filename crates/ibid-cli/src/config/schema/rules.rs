@@ -61,7 +61,7 @@ pub(super) const KEYS: &[ConfigKey] = &[
         "defaults",
         "path",
         "`strict`, `as-sent`",
-        "The reading of paths. Under `strict`, a path that servers read differently (`//`, `/../`, `..;`, `%00` and the like) is refused with 400 `path-ambiguous`, for every method that is guarded anywhere, and `%41` is `A` in a record's scope. `as-sent` takes a path unchanged; with it you assert that the upstream does too. A route with `guard = \"off\"` uses the value of `[defaults]`.",
+        "The reading of paths. Under `strict`, a path that servers read differently (`//`, `/../`, `..;`, `%00` and the like) is refused with 400 `path-ambiguous`. That holds for every method that is guarded anywhere, and `%41` is `A` in a record's scope. `as-sent` takes a path unchanged; with it you assert that the upstream does too. A route with `guard = \"off\"` uses the value of `[defaults]`.",
     ),
     key(
         "defaults",

@@ -7,7 +7,7 @@ pub(super) const KEYS: &[ConfigKey] = &[
         "upkeep",
         "run",
         "boolean",
-        "Whether this gateway runs the upkeep of the store. Any number of nodes may; turn it off if other nodes or `ibid sweep`, `reap` and `reconcile` do it. Other nodes then also deliver the requests that this one accepted (202).",
+        "Whether this gateway runs the upkeep of the store. Any number of nodes may, and one of them at a time sweeps and reaps; turn it off if other nodes or `ibid sweep`, `reap` and `reconcile` do it. Other nodes then also deliver the requests that this one accepted (202).",
     ),
     key(
         "upkeep",

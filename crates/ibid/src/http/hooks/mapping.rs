@@ -20,6 +20,7 @@ use super::timestamp;
 
 /// The pointers to each fact in the payload of a source.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct HookMapping {
     /// The record or effect that the payload is about.
     pub target: HookTarget,
@@ -45,6 +46,7 @@ pub struct HookMapping {
 /// The way in which a payload names its record or effect. Each way names those of one tenant only; otherwise tenant A could
 /// get tenant B's payment.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "a tool that shows hooks has to show every target")]
 pub enum HookTarget {
     /// A record, by its client's key.
     Record {
@@ -79,6 +81,7 @@ pub struct ProviderIdAt {
 
 /// The source of a record's tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum TenantAt {
     /// Always this tenant, for deployments that have only one.
     Only(Tenant),
@@ -108,6 +111,28 @@ pub(super) enum EventTarget {
 pub(super) struct MissingField(pub(super) &'static str);
 
 impl HookMapping {
+    /// Creates a mapping of payloads that name their record or effect and their outcome. No outcome means anything yet, and
+    /// the whole payload is the body.
+    pub fn new(target: HookTarget, outcome: Pointer) -> HookMapping {
+        HookMapping {
+            target,
+            outcome,
+            executed: Vec::new(),
+            not_executed: Vec::new(),
+            body: Pointer::whole(),
+            provider_id: None,
+            event: None,
+            event_time: None,
+        }
+    }
+
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut HookMapping)) -> HookMapping {
+        change(&mut self);
+        self
+    }
+
     /// Reads a payload. Returns `None` if its outcome is not in the mapping, or if it is about a call that is not ours.
     pub(super) fn read(
         &self,

@@ -18,6 +18,7 @@ use crate::http::trace;
 
 /// The signature scheme of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum SignatureScheme {
     /// Standard Webhooks 1.0: `webhook-id`, `webhook-timestamp`, `webhook-signature`.
     Standard,
@@ -42,6 +43,7 @@ pub struct PlainSignature {
 
 /// The encoding of a digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum SignatureEncoding {
     /// Two hexadecimal digits per byte, in upper or lower case.
     Hex,
@@ -51,6 +53,7 @@ pub enum SignatureEncoding {
 
 /// The content that a plain signature covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum SignedContent {
     /// The body alone. An intercepted webhook can be replayed at any time: only the id of its event stops it, and only for as
     /// long as that id is stored.

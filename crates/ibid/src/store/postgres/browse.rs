@@ -1,47 +1,48 @@
-//! Questions of operators: lists, history, counts, and which secrets are still needed.
+//! Questions of operators: lists, history, and which secrets are still needed.
 
 use std::time::{Duration, Instant};
 
-use ibid_core::change::{History, HistoryKind, StoredRecord};
+use ibid_core::change::{HistoryKind, HistoryLine, StoredRecord};
 use ibid_core::fingerprint::SecretId;
 use ibid_core::reap::{ReapCount, ReapTarget};
 use ibid_core::record::State;
 use ibid_core::row::UnreadableRow;
 use ibid_core::scope::RecordId;
 use ibid_core::store::{
-    BoxFuture, BrowseStore, Page, PathPart, PathPattern, RecordCounts, RecordFilter, RowCount, StoreError,
+    BoxFuture, BrowseStore, Page, PathPart, PathPattern, RecordCounts, RecordFilter, StoreError,
 };
 use ibid_core::time::Timestamp;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::connection::Param;
+use super::count::{COUNTED_MAX, SMALL_TABLE};
 use super::failure::store_error;
 use super::read::{DuePosition, get, next_position};
 use super::row::{self, SqlId};
-use super::slow_read::SlowReader;
-use super::{KIND, StoreCore};
+use super::{KIND, StoreCore, policies};
 
 impl BrowseStore for StoreCore {
     fn list(&self, filter: RecordFilter) -> BoxFuture<'_, Result<Page<StoredRecord>, StoreError>> {
-        Box::pin(self.list_page(filter))
+        Box::pin(self.list_page(filter, LIST_FOR, PIECE_ROWS))
     }
 
-    fn history(&self, id: RecordId) -> BoxFuture<'_, Result<Vec<(Timestamp, History)>, StoreError>> {
+    fn history(&self, id: RecordId) -> BoxFuture<'_, Result<Vec<HistoryLine>, StoreError>> {
         const OP: &str = "read the history";
         Box::pin(async move {
             let sql = include_str!("sql/history.sql");
             let rows = self.ask_slow(OP, sql, &[(&SqlId(id), Type::UUID)]).await?;
             let line = |row: &Row| {
                 let what = HistoryKind::from_name(get(OP, row, 1)?);
-                Ok((Timestamp::from_micros(get(OP, row, 0)?), History { what, detail: get(OP, row, 2)? }))
+                let at = Timestamp::from_micros(get(OP, row, 0)?);
+                Ok(HistoryLine { at, what, detail: get(OP, row, 2)? })
             };
             rows.iter().map(line).collect()
         })
     }
 
     fn count(&self) -> BoxFuture<'_, Result<RecordCounts, StoreError>> {
-        Box::pin(self.count_records())
+        Box::pin(self.count_records(COUNTED_MAX, SMALL_TABLE))
     }
 
     fn count_reapable(&self, target: ReapTarget) -> BoxFuture<'_, Result<ReapCount, StoreError>> {
@@ -67,20 +68,6 @@ enum ListOrder {
     Ids,
 }
 
-/// The statement that counts through indexes. Its columns are those of [`State::WAITING`], in their order.
-pub(super) const COUNT: &str = include_str!("sql/count.sql");
-
-/// Returns the codes of [`State::WAITING`], as [`COUNT`] takes them.
-pub(super) fn waiting_codes() -> [i64; 3] {
-    State::WAITING.map(|state| i64::from(state.code()))
-}
-
-/// Returns the parameters of [`COUNT`].
-pub(super) fn waiting_params(codes: &[i64; 3]) -> [Param<'_>; 3] {
-    let [pending, retryable, unknown] = codes;
-    [(pending, Type::INT8), (retryable, Type::INT8), (unknown, Type::INT8)]
-}
-
 impl ListOrder {
     fn of(filter: &RecordFilter) -> ListOrder {
         let waits = filter.state.is_some_and(|state| State::WAITING.contains(&state));
@@ -98,95 +85,122 @@ impl ListOrder {
             ListOrder::Ids => include_str!("sql/list.sql"),
         }
     }
+
+    /// Returns the statement that finds where a piece ends.
+    fn piece_sql(self) -> &'static str {
+        match self {
+            ListOrder::DeadLetters => include_str!("sql/list_piece_dead.sql"),
+            ListOrder::Waiting => include_str!("sql/list_piece_waiting.sql"),
+            ListOrder::Ids => include_str!("sql/list_piece.sql"),
+        }
+    }
+}
+
+/// The parameters of a list that a filter sets, those apart that are text in both.
+struct FilterParams {
+    low: SqlId,
+    high: SqlId,
+    state: Option<i64>,
+    path: Option<String>,
+    slashes: Option<i64>,
+    created_from: Option<i64>,
+    created_before: Option<i64>,
+    age: Option<i64>,
+}
+
+impl FilterParams {
+    fn of(filter: &RecordFilter) -> FilterParams {
+        let (low, high) = filter.prefix.as_ref().map_or((ID_MIN, ID_MAX), |prefix| prefix.bounds());
+        FilterParams {
+            low: SqlId(low),
+            high: SqlId(high),
+            state: filter.state.map(|state| i64::from(state.code())),
+            path: filter.path.as_ref().map(like),
+            slashes: filter.path.as_ref().and_then(PathPattern::slashes).map(i64::from),
+            created_from: filter.created_from.map(Timestamp::as_micros),
+            created_before: filter.created_before.map(Timestamp::as_micros),
+            // An age beyond all time fits nothing, and the difference must not overflow in the server.
+            age: filter.older_than.map(|age| i64::try_from(age.as_micros()).unwrap_or(AGE_MAX).min(AGE_MAX)),
+        }
+    }
 }
 
 impl StoreCore {
-    async fn list_page(&self, filter: RecordFilter) -> Result<Page<StoredRecord>, StoreError> {
+    /// Returns one page of a list. No index serves all of a filter, so it reads its order in pieces, and ends the page after
+    /// the piece in which the time is over.
+    async fn list_page(
+        &self,
+        filter: RecordFilter,
+        time_max: Duration,
+        piece_rows: i64,
+    ) -> Result<Page<StoredRecord>, StoreError> {
         const OP: &str = "list";
         let order = ListOrder::of(&filter);
-        let (low, high) = match filter.prefix.as_ref().map(|prefix| prefix.bounds()) {
-            Some((low, high)) => (SqlId(low), SqlId(high)),
-            None => (SqlId(ID_MIN), SqlId(ID_MAX)),
-        };
-        let from =
+        let until = Instant::now() + time_max;
+        let mut from =
             filter.after.as_ref().map_or(Ok(DuePosition::START), |cursor| DuePosition::parse(OP, cursor))?;
-        let (at, behind) = (Some(from.at).filter(|_| order == ListOrder::Waiting), SqlId(from.id));
-        let state = filter.state.map(|state| i64::from(state.code()));
-        let path = filter.path.as_ref().map(like);
-        let slashes = filter.path.as_ref().and_then(PathPattern::slashes).map(i64::from);
-        let created_from = filter.created_from.map(Timestamp::as_micros);
-        let created_before = filter.created_before.map(Timestamp::as_micros);
-        // An age beyond all time fits nothing, and the difference must not overflow in the server.
-        let age = filter.older_than.map(|age| i64::try_from(age.as_micros()).unwrap_or(AGE_MAX).min(AGE_MAX));
-        // One too many tells that there is a next page.
-        let limit = i64::from(filter.limit) + 1;
-        let params: [Param<'_>; 14] = [
-            (&low, Type::UUID),
-            (&high, Type::UUID),
-            (&state, Type::INT8),
-            (&filter.tenant, Type::TEXT),
-            (&filter.key, Type::TEXT),
-            (&filter.method, Type::TEXT),
-            (&path, Type::TEXT),
-            (&slashes, Type::INT8),
-            (&created_from, Type::INT8),
-            (&created_before, Type::INT8),
-            (&age, Type::INT8),
-            (&at, Type::INT8),
-            (&behind, Type::UUID),
-            (&limit, Type::INT8),
-        ];
+        let FilterParams { low, high, state, path, slashes, created_from, created_before, age } =
+            FilterParams::of(&filter);
         let mut reader = self.slow_reader(OP).await?;
-        let rows = reader.query(OP, order.sql(), &params).await?;
-        let learnt = self.policies.learn(reader.connection(), row::policies_of(&rows)).await;
-        learnt.map_err(|error| store_error(OP, error))?;
-        let next = next_position(OP, &rows, filter.limit)?;
-        Ok(Page { items: self.read_rows_of(OP, &rows, filter.limit), next })
-    }
-
-    async fn count_records(&self) -> Result<RecordCounts, StoreError> {
-        const OP: &str = "count";
-        let mut reader = self.slow_reader(OP).await?;
-        let codes = waiting_codes();
-        let rows = reader.query(OP, COUNT, &waiting_params(&codes)).await?;
-        let Some(row) = rows.first() else { return Ok(RecordCounts::default()) };
-        let counted = |column| get::<i64>(OP, row, column).map(i64::cast_unsigned);
-        let waiting = [counted(0)?, counted(1)?, counted(2)?];
-        let mut counts =
-            RecordCounts { dead_letters: RowCount::Exact(counted(4)?), ..RecordCounts::default() };
-        let oldest: Option<i64> = get(OP, row, 3)?;
-        let now = Timestamp::from_micros(get(OP, row, 5)?);
-        counts.oldest_unknown = oldest.map(|oldest| now.since(Timestamp::from_micros(oldest)));
-        if get::<i64>(OP, row, 6)? <= SMALL_TABLE {
-            counts.by_state = [RowCount::Exact(0); State::ALL.len()];
-            for row in reader.query(OP, include_str!("sql/count_small.sql"), &[]).await? {
-                let (code, rows): (i16, i64) = (get(OP, &row, 0)?, get(OP, &row, 1)?);
-                let state = u8::try_from(code).ok().and_then(State::from_code);
-                let state =
-                    state.ok_or_else(|| StoreError::lasting(KIND, OP, UnreadableRow("an unknown state")))?;
-                counts.by_state[index(state)] = RowCount::Exact(rows.cast_unsigned());
-            }
-        } else {
-            let (codes, shares): (Option<Vec<i64>>, Option<Vec<f64>>) = (get(OP, row, 8)?, get(OP, row, 9)?);
-            let total: Option<f64> = get(OP, row, 7)?;
-            let estimate = estimates(total, codes.unwrap_or_default(), shares.unwrap_or_default());
-            for state in [State::LEASED, State::FINAL] {
-                counts.by_state[index(state)] = estimate(state);
-            }
-            for (state, rows) in State::WAITING.into_iter().zip(waiting) {
-                counts.by_state[index(state)] = RowCount::Exact(rows);
+        let mut records = Vec::new();
+        loop {
+            let (at, behind) = (from.at, SqlId(from.id));
+            let piece: [Param<'_>; 6] = [
+                (&low, Type::UUID),
+                (&high, Type::UUID),
+                (&state, Type::INT8),
+                (&at, Type::INT8),
+                (&behind, Type::UUID),
+                (&piece_rows, Type::INT8),
+            ];
+            let ends = reader.query(OP, order.piece_sql(), &piece).await?;
+            let end = ends.first().map(|row| read_position(OP, row)).transpose()?;
+            let DuePosition { at: last_at, id: last } =
+                end.unwrap_or(DuePosition { at: i64::MAX, id: ID_MAX });
+            let last = SqlId(last);
+            let missing = filter.limit - u32::try_from(records.len()).unwrap_or(filter.limit);
+            // One too many tells that there is a next page.
+            let limit = i64::from(missing) + 1;
+            let params: [Param<'_>; 16] = [
+                (&low, Type::UUID),
+                (&high, Type::UUID),
+                (&state, Type::INT8),
+                (&filter.tenant, Type::TEXT),
+                (&filter.key, Type::TEXT),
+                (&filter.method, Type::TEXT),
+                (&path, Type::TEXT),
+                (&slashes, Type::INT8),
+                (&created_from, Type::INT8),
+                (&created_before, Type::INT8),
+                (&age, Type::INT8),
+                (&at, Type::INT8),
+                (&behind, Type::UUID),
+                (&limit, Type::INT8),
+                (&last_at, Type::INT8),
+                (&last, Type::UUID),
+            ];
+            let rows = reader.query(OP, order.sql(), &params).await?;
+            let learnt = policies::learn(&self.policies, reader.connection(), row::policies_of(&rows)).await;
+            learnt.map_err(|error| store_error(OP, error))?;
+            let next = next_position(OP, &rows, missing)?;
+            records.extend(self.read_rows_of(OP, &rows, missing));
+            // Full, or the last piece.
+            let Some(end) = end.filter(|_| next.is_none()) else {
+                return Ok(Page { items: records, next });
+            };
+            from = end;
+            if records.len() >= filter.limit as usize || Instant::now() >= until {
+                return Ok(Page { items: records, next: Some(from.cursor()) });
             }
         }
-        counts.dead_effects = RowCount::Exact(count_dead_effects(&mut reader, OP).await?);
-        Ok(counts)
     }
 
-    /// Reads all records, page by page.
+    /// Reads all records, page by page, however long that takes: a start must not go on without the answer.
     async fn search_secret(&self, known: Vec<SecretId>) -> Result<Option<SecretId>, StoreError> {
         const OP: &str = "look for secrets";
         let known: Vec<Vec<u8>> = known.iter().map(|id| id.to_bytes().to_vec()).collect();
-        let (mut from, until) = (SqlId(ID_MIN), Instant::now() + SEARCH_MAX);
-        while Instant::now() < until {
+        let mut from = SqlId(ID_MIN);
+        loop {
             let params: [Param<'_>; 3] =
                 [(&known, Type::BYTEA_ARRAY), (&from, Type::UUID), (&SEARCH_PAGE, Type::INT8)];
             let rows = self.ask_slow(OP, include_str!("sql/secret_page.sql"), &params).await?;
@@ -200,30 +214,13 @@ impl StoreCore {
             let Some(last) = get::<Option<SqlId>>(OP, row, 0)? else { return Ok(None) };
             from = last;
         }
-        Err(StoreError::transient(KIND, OP, "the table is too large to look through in time"))
     }
 }
 
-async fn count_dead_effects(reader: &mut SlowReader, op: &'static str) -> Result<u64, StoreError> {
-    let rows = reader.query(op, include_str!("sql/count_effects.sql"), &[]).await?;
-    rows.first().map_or(Ok(0), |row| get::<i64>(op, row, 0).map(i64::cast_unsigned))
-}
-
-/// Estimates how many records are in a state: the share by the server's statistics, of all rows. A state that the statistics do
-/// not list is rarer than they can see.
-fn estimates(total: Option<f64>, codes: Vec<i64>, shares: Vec<f64>) -> impl Fn(State) -> RowCount {
-    let listed: Vec<(i64, f64)> = codes.into_iter().zip(shares).collect();
-    move |state| match (total, listed.is_empty()) {
-        (Some(total), false) => {
-            let share = listed.iter().find(|(code, _)| *code == i64::from(state.code()));
-            RowCount::Estimated((total * share.map_or(0.0, |(_, share)| *share)).round() as u64)
-        }
-        _ => RowCount::Unknown,
-    }
-}
-
-fn index(state: State) -> usize {
-    State::ALL.iter().position(|one| *one == state).unwrap_or_default()
+/// Reads the position at which a piece of a list ends.
+fn read_position(op: &'static str, row: &Row) -> Result<DuePosition, StoreError> {
+    let SqlId(id) = get(op, row, 1)?;
+    Ok(DuePosition { at: get(op, row, 0)?, id })
 }
 
 /// Returns the pattern as LIKE takes it.
@@ -247,26 +244,71 @@ const ID_MAX: RecordId = RecordId::from_bytes([0xff; RecordId::LEN]);
 /// A hundred years in microseconds: no record is older.
 const AGE_MAX: i64 = 100 * 366 * 86_400_000_000;
 
-/// Bytes up to which a table is counted: some ten milliseconds.
-const SMALL_TABLE: i64 = 16 << 20;
-
 /// Records in one page of the search for secrets: far below the time limit of a slow read.
 const SEARCH_PAGE: i64 = 20_000;
 
-/// Time for the whole search: it is asked once, after a secret was taken out of the configuration.
-const SEARCH_MAX: Duration = Duration::from_secs(600);
+/// Records in one piece of a list: far below the time limit of a slow read, also from disk.
+const PIECE_ROWS: i64 = 10_000;
+
+/// Time after which a page of a list ends with what was found: an operator waits for it.
+const LIST_FOR: Duration = Duration::from_secs(4);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn estimates_come_from_the_statistics() {
-        let estimate = estimates(Some(1000.0), vec![3, 2], vec![0.9, 0.05]);
-        assert_eq!(estimate(State::Completed), RowCount::Estimated(900));
-        assert_eq!(estimate(State::InProgress), RowCount::Estimated(50));
-        assert_eq!(estimates(Some(1000.0), vec![3], vec![1.0])(State::InProgress), RowCount::Estimated(0));
-        assert_eq!(estimates(None, vec![], vec![])(State::Completed), RowCount::Unknown);
+    #[tokio::test]
+    async fn a_list_returns_what_it_found_in_time() {
+        use crate::store::postgres::{PostgresOptions, PostgresStore};
+        use ibid_testkit::contract::{TestRecord, draft, insert, put};
+
+        const PIECE: i64 = 100;
+        let server = ibid_testkit::postgres::Postgres::shared();
+        // One for each order of a list: of ids, of dead letters, and of records that wait.
+        for (state, flags, chosen) in [
+            (State::Completed, 0, None),
+            (State::Completed, 1, None),
+            (State::Unknown, 0, Some(State::Unknown)),
+        ] {
+            let database = server.create_database();
+            let url = server.url_for(&database);
+            let store = PostgresStore::open(&url, PostgresOptions::default()).await.expect("it opens");
+            let name = TestRecord::fresh();
+            put(&store, &insert(&name, draft(&name, state))).await;
+            // Copies that fill three pieces and a bit, all at one instant. Two of them match, in the first piece and in the last.
+            let copies = format!(
+                "create temp table copy as select r.*, n from ibid_record r, generate_series(1, {}) n;
+                 update copy set id = lpad(to_hex(n), 32, '0')::uuid, key = n, flags = {flags};
+                 update copy set tenant = 'ours' where n in (5, {});
+                 alter table copy drop column n;
+                 delete from ibid_record;
+                 insert into ibid_record select * from copy",
+                3 * PIECE + 10,
+                3 * PIECE + 5
+            );
+            server.sql(&database, &copies);
+            let list = async |after, limit, time_max| {
+                let filter = RecordFilter::default().with(|filter| {
+                    (filter.tenant, filter.after, filter.limit) = (Some("ours".to_owned()), after, limit);
+                    (filter.dead_letter, filter.state) = (flags == 1, chosen);
+                });
+                store.core.list_page(filter, time_max, PIECE).await.expect("a page")
+            };
+            // One piece in each page if there is no time at all.
+            let (mut found, mut after) = (Vec::new(), None);
+            loop {
+                let page = list(after, 10, Duration::ZERO).await;
+                found.push(page.items.len());
+                after = page.next;
+                if after.is_none() {
+                    break;
+                }
+            }
+            assert_eq!(found, [1, 0, 0, 1], "{state:?}");
+            assert_eq!(list(None, 10, LIST_FOR).await.items.len(), 2, "one page if there is time");
+            let first = list(None, 1, LIST_FOR).await;
+            assert_eq!((first.items.len(), list(first.next, 1, LIST_FOR).await.items.len()), (1, 1));
+        }
     }
 
     #[test]

@@ -3,16 +3,16 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use ibid_core::machine::EffectState;
 use tokio_postgres::types::{FromSqlOwned, Type};
 use tokio_postgres::{Error, Row};
 
-use super::browse::{COUNT, waiting_codes, waiting_params};
 use super::connection::{Connection, Param};
+use super::count::{COUNT_WAITING, waiting_codes, waiting_params};
 use super::target::Target;
 use super::{PostgresOpenError, migrate, open};
 use crate::store::checkup::{
     Checkup, ClockGap, OpenCases, Pooler, Role, Schema, ServerTuning, Setting, Standby, Standbys,
+    effects_for_operators,
 };
 use crate::store::clock::Clock;
 use crate::store::run_times::{POLICIES_MAX, RunRow, RunSampler, RunTimes, SAMPLE_MAX};
@@ -33,11 +33,14 @@ pub(super) async fn look(target: &Target) -> Result<Checkup, PostgresOpenError> 
     let awaited = text(7)?;
     let durability = durability(text(4)?, text(5)?, text(6)?, &awaited);
     let schema = schema(target, &connection).await?;
-    let is_current = schema == Schema::Step { found: migrate::KNOWN, known: migrate::KNOWN };
+    let is_current = schema.is_usable();
     let standbys = match role {
         // Those that follow a standby are not the ones that its primary's commits wait for.
         Role::Standby => None,
-        _ => Some(Standbys { awaited, connected: standbys(&connection).await.map_err(failed)? }),
+        _ => {
+            let connected = standbys(&connection).await.map_err(failed)?;
+            Some(Standbys { awaited, connected, ..Standbys::default() })
+        }
     };
     let pooler = pooler(target, &connection).await.map_err(failed)?;
     let has_secret = is_current && setting(&connection, "secret").await.map_err(failed)?.is_some();
@@ -64,6 +67,8 @@ pub(super) async fn look(target: &Target) -> Result<Checkup, PostgresOpenError> 
         open_cases,
         runs,
         tuning,
+        refusals: Vec::new(),
+        is_untested: false,
     })
 }
 
@@ -89,8 +94,8 @@ fn durability(fsync: String, commit: String, pages: String, awaited: &str) -> Ve
 async fn schema(target: &Target, connection: &Connection) -> Result<Schema, PostgresOpenError> {
     match migrate::read_schema(target, connection).await {
         Ok(applied) if applied.step == 0 => Ok(Schema::Absent),
-        Ok(applied) => Ok(Schema::Step { found: applied.step, known: migrate::KNOWN }),
-        Err(PostgresOpenError::FromTheFuture { found, known, .. }) => Ok(Schema::Step { found, known }),
+        Ok(applied) => Ok(Schema::Step { found: applied.step, known: migrate::newest_known_step() }),
+        Err(PostgresOpenError::FromTheFuture { found, known, .. }) => Ok(Schema::TooNew { found, known }),
         Err(PostgresOpenError::Altered { number, .. }) => Ok(Schema::Altered { number }),
         Err(other) => Err(other),
     }
@@ -126,15 +131,16 @@ pub(super) async fn pooler(target: &Target, connection: &Connection) -> Result<P
 
 async fn setting(connection: &Connection, name: &str) -> Result<Option<Bytes>, Error> {
     let rows = connection.query_once(include_str!("sql/setting.sql"), &[(&name, Type::TEXT)]).await?;
-    rows.first().map(|row| row.try_get::<_, &[u8]>(0).map(Bytes::copy_from_slice)).transpose()
+    let value = rows.first().map(|row| row.try_get::<_, Option<&[u8]>>(0)).transpose()?.flatten();
+    Ok(value.map(Bytes::copy_from_slice))
 }
 
 /// Counts what waits for an operator, through indexes and within the time limit of a slow read.
 async fn open_cases(connection: &Connection) -> Result<OpenCases, Error> {
     connection.run(include_str!("sql/open_slow.sql")).await?;
     let waiting = waiting_codes();
-    let records = connection.query_once(COUNT, &waiting_params(&waiting)).await?;
-    let [unknown, dead] = EffectState::NEED_OPERATOR.map(|state| i64::from(state.code()));
+    let records = connection.query_once(COUNT_WAITING, &waiting_params(&waiting, &i64::MAX)).await?;
+    let [unknown, dead] = effects_for_operators();
     let params: [Param<'_>; 2] = [(&unknown, Type::INT8), (&dead, Type::INT8)];
     let effects = connection.query_once(include_str!("sql/effects.sql"), &params).await?;
     connection.run("commit").await?;

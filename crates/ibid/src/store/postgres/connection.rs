@@ -5,16 +5,18 @@
 //! `flight.sql` checks that the settings are there. All other statements set them in their transaction.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::time::Instant;
 
 use futures_util::future::{join_all, join3};
+use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 use tokio_postgres::types::{Kind, ToSql, Type};
 use tokio_postgres::{CancelToken, Client, Error, Row, Statement};
 
 use super::failure;
+use crate::store::policy_cache::TrustedPolicies;
 
 /// A value for a statement, with the type that the statement takes.
 pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
@@ -35,10 +37,20 @@ pub(super) struct Connection {
     warned: Arc<AtomicBool>,
     /// The pool must not hand this connection out again.
     spoilt: AtomicBool,
+    /// Statements without a reply. If a caller gives up, its statement stays counted, and the pool closes the connection:
+    /// the server may still work on it, and the next caller would wait behind it.
+    unanswered: AtomicUsize,
+    /// Not 0 if a step of the schema excludes this program.
+    excluded_by: Arc<AtomicU32>,
 }
 
 impl Connection {
-    pub(super) fn new(client: Client, prepares: bool, warned: Arc<AtomicBool>) -> Connection {
+    pub(super) fn new(
+        client: Client,
+        prepares: bool,
+        warned: Arc<AtomicBool>,
+        excluded_by: Arc<AtomicU32>,
+    ) -> Connection {
         Connection {
             client,
             prepares,
@@ -48,12 +60,14 @@ impl Connection {
             policies: Mutex::default(),
             warned,
             spoilt: AtomicBool::new(false),
+            unanswered: AtomicUsize::new(0),
+            excluded_by,
         }
     }
 
     /// Runs a statement that is seldom used: one round trip, nothing prepared.
     pub(super) async fn query_once(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Error> {
-        self.client.query_typed(sql, params).await.inspect_err(|error| self.note(error))
+        self.reply(self.client.query_typed(sql, params)).await
     }
 
     /// Runs statements in one transaction that `open` begins: one round trip once they are prepared. Their writes are durable
@@ -122,7 +136,7 @@ impl Connection {
             None => self.query_once(sql, params).await,
             Some(statement) => {
                 let values: Vec<_> = params.iter().map(|(value, _)| *value).collect();
-                self.client.query(&statement, &values).await.inspect_err(|error| self.note(error))
+                self.reply(self.client.query(&statement, &values)).await
             }
         }
     }
@@ -138,28 +152,28 @@ impl Connection {
         }
         // Each text is one constant of this crate, so its address identifies it.
         let address = sql.as_ptr().addr();
-        if let Some(statement) = lock(&self.statements).get(&address) {
+        if let Some(statement) = self.statements.lock().get(&address) {
             return Ok(Some(statement.clone()));
         }
         let types: Vec<Type> = params.iter().map(|(_, ty)| ty.clone()).collect();
-        let statement = self.client.prepare_typed(sql, &types).await.inspect_err(|error| self.note(error))?;
-        lock(&self.statements).insert(address, statement.clone());
+        let statement = self.reply(self.client.prepare_typed(sql, &types)).await?;
+        self.statements.lock().insert(address, statement.clone());
         Ok(Some(statement))
     }
 
     /// Runs statements without parameters, as they are.
     pub(super) async fn run(&self, sql: &str) -> Result<(), Error> {
-        self.client.batch_execute(sql).await.inspect_err(|error| self.note(error))
+        self.reply(self.client.batch_execute(sql)).await
     }
 
     /// Returns the policies among `digests` that are not certainly stored.
     pub(super) fn unsure_policies(&self, digests: impl Iterator<Item = i64>) -> Vec<i64> {
-        lock(&self.policies).unsure(digests, Instant::now())
+        self.policies.lock().unsure(digests, Instant::now())
     }
 
     /// Notes that these policies are stored.
     pub(super) fn trust_policies(&self, digests: impl IntoIterator<Item = i64>) {
-        lock(&self.policies).trust(digests, Instant::now());
+        self.policies.lock().trust(digests, Instant::now());
     }
 
     /// Forgets warnings of earlier statements.
@@ -187,71 +201,58 @@ impl Connection {
         self.client.cancel_token()
     }
 
-    /// Marks the connection, so that the pool closes it instead of handing it out again. A caller whose future may be
-    /// dropped midway marks it first, and clears the mark when it is done.
+    /// Marks the connection, so that the pool closes it instead of handing it out again. A caller that leaves a transaction
+    /// open if it is dropped midway marks it first, and clears the mark when it is done.
     pub(super) fn set_spoilt(&self, is_spoilt: bool) {
         self.spoilt.store(is_spoilt, Ordering::SeqCst);
     }
 
     /// Returns whether the pool may hand the connection out.
     pub(super) fn is_usable(&self) -> bool {
-        !self.client.is_closed() && !self.spoilt.load(Ordering::SeqCst)
+        !self.client.is_closed()
+            && !self.spoilt.load(Ordering::SeqCst)
+            && self.unanswered.load(Ordering::SeqCst) == 0
+            && self.excluded_by.load(Ordering::SeqCst) == 0
     }
 
-    fn note(&self, error: &Error) {
-        if failure::spoils_connection(error) {
-            self.set_spoilt(true);
-        }
+    /// Sends a statement and waits for its reply.
+    async fn reply<T>(&self, sent: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        self.unanswered.fetch_add(1, Ordering::SeqCst);
+        let result = sent.await;
+        self.unanswered.fetch_sub(1, Ordering::SeqCst);
+        result.inspect_err(|error| {
+            if failure::spoils_connection(error) {
+                self.set_spoilt(true);
+            }
+        })
     }
-}
-
-/// Policies that were stored through a connection, and when. A policy may be gone although the connection is not: behind a
-/// pooler the connection outlives a failover, and a table may be restored under it. A record whose policy is missing cannot
-/// be read, so the trust ends soon.
-#[derive(Debug, Default)]
-struct TrustedPolicies(HashMap<i64, Instant>);
-
-impl TrustedPolicies {
-    /// Returns those of `digests` that are not trusted at this instant.
-    fn unsure(&self, digests: impl Iterator<Item = i64>, at: Instant) -> Vec<i64> {
-        let is_fresh = |digest: &i64| self.0.get(digest).is_some_and(|since| at < *since + TRUSTED_FOR);
-        digests.filter(|digest| !is_fresh(digest)).collect()
-    }
-
-    fn trust(&mut self, digests: impl IntoIterator<Item = i64>, at: Instant) {
-        if self.0.len() >= TRUSTED_MAX {
-            self.0.retain(|_, since| at < *since + TRUSTED_FOR);
-        }
-        self.0.extend(digests.into_iter().map(|digest| (digest, at)));
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code that holds it can panic.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Begins a transaction with the settings of the hot path.
 pub(super) const OPEN_HOT: &str = include_str!("sql/open_hot.sql");
 
-/// Time for which a policy counts as stored after it was seen. Asking again is one short round trip. Records under a policy that
-/// was lost are found once it is stored again, before a usual lease is over.
-const TRUSTED_FOR: Duration = Duration::from_secs(10);
-
-/// Trusted policies after which old ones are dropped. A gateway has dozens.
-const TRUSTED_MAX: usize = 1024;
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use futures_util::FutureExt;
 
-    #[test]
-    fn a_trusted_policy_is_stored_again_after_a_while() {
-        let (mut trusted, at) = (TrustedPolicies::default(), Instant::now());
-        trusted.trust([1, 2], at);
-        let soon = at + TRUSTED_FOR - Duration::from_micros(1);
-        assert_eq!(trusted.unsure([1, 2, 3].into_iter(), soon), [3]);
-        trusted.trust([2, 3], soon);
-        assert_eq!(trusted.unsure([1, 2, 3].into_iter(), at + TRUSTED_FOR), [1]);
+    use crate::store::postgres::PostgresOptions;
+    use crate::store::postgres::target::Target;
+
+    #[tokio::test]
+    async fn a_statement_that_its_caller_gave_up_closes_the_connection() {
+        let server = ibid_testkit::postgres::Postgres::shared();
+        let url = server.url_for(&server.create_database());
+        let target = Target::new(&url, PostgresOptions::default()).expect("a URL");
+        for given_up in [true, false] {
+            let connection = target.connect().await.expect("a connection");
+            assert!(connection.is_usable());
+            let mut asked = Box::pin(connection.query_once("select 1", &[]));
+            assert!((&mut asked).now_or_never().is_none(), "it was sent");
+            assert!(!connection.is_usable(), "the server works for this caller");
+            if !given_up {
+                asked.await.expect("a reply");
+            }
+            assert_eq!(connection.is_usable(), !given_up);
+        }
     }
 }

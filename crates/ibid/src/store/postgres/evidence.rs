@@ -7,7 +7,7 @@ use ibid_core::evidence::{
 };
 use ibid_core::record::Nonce;
 use ibid_core::row::{UnreadableRow, bits, micros};
-use ibid_core::store::{BoxFuture, Cursor, Page, StoreError};
+use ibid_core::store::{BoxFuture, Cursor, Page, SqlStore, StoreError};
 use ibid_core::time::Timestamp;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Error, Row};
@@ -31,7 +31,8 @@ impl EvidenceStore for StoreCore {
             let (id, owner) = (SqlId(evidence.about.id()), evidence.owner.map(bits));
             let (age, keep_for) = (micros(evidence.age), micros(keep_for));
             let name: [Param<'_>; 2] = [(source, Type::TEXT), (event, Type::TEXT)];
-            let all: [Param<'_>; 7] = [
+            let lasts = self.must_be_durable();
+            let all: [Param<'_>; 8] = [
                 (source, Type::TEXT),
                 (event, Type::TEXT),
                 (&id, Type::UUID),
@@ -39,15 +40,16 @@ impl EvidenceStore for StoreCore {
                 (&age, Type::INT8),
                 (&keep_for, Type::INT8),
                 (&found, Type::BYTEA),
+                (&lasts, Type::BOOL),
             ];
             for _ in 0..TRIES {
                 let added = self.ask(OP_INSERT, include_str!("sql/evidence_add.sql"), &all).await?;
                 if let Some(row) = added.first() {
-                    return Ok((read_evidence(OP_INSERT, row)?.1, true));
+                    return Ok((read_evidence(OP_INSERT, row)?, true));
                 }
                 let known = self.ask(OP_INSERT, include_str!("sql/evidence_find.sql"), &name).await?;
                 if let Some(row) = known.first() {
-                    return Ok((read_evidence(OP_INSERT, row)?.1, false));
+                    return Ok((read_evidence(OP_INSERT, row)?, false));
                 }
             }
             Err(StoreError::transient(KIND, OP_INSERT, "it comes and goes"))
@@ -75,9 +77,10 @@ impl EvidenceStore for StoreCore {
                     self.ask(OP, include_str!("sql/evidence_after.sql"), &params).await?
                 }
             };
-            let items = rows.iter().map(|row| read_evidence(OP, row)).collect::<Result<Vec<_>, _>>()?;
-            let page = Page::new(items, limit, |(seq, _)| Cursor::of_i64(*seq));
-            Ok(Page { items: page.items.into_iter().map(|(_, item)| item).collect(), next: page.next })
+            let shown = &rows[..rows.len().min(limit as usize)];
+            let next = shown.last().filter(|_| rows.len() > shown.len());
+            let next = next.map(|row| get(OP, row, 0).map(Cursor::of_i64)).transpose()?;
+            Ok(Page { items: readable(OP, shown), next })
         })
     }
 
@@ -109,8 +112,26 @@ pub(super) async fn mark_used(connection: &Connection, name: &EventName) -> Resu
     connection.query_once(include_str!("sql/evidence_use.sql"), &params).await.map(drop)
 }
 
-/// Reads evidence and its position.
-fn read_evidence(op: &'static str, row: &Row) -> Result<(i64, StoredEvidence), StoreError> {
+/// Reads the evidence that this program can read, and logs that other evidence cannot. A later ibid may have written it, and it
+/// must not hide what is behind it.
+fn readable(op: &'static str, rows: &[Row]) -> Vec<StoredEvidence> {
+    let read = |row: &Row| match read_evidence(op, row) {
+        Ok(evidence) => Some(evidence),
+        Err(error) => {
+            let seq = row.try_get::<_, i64>(0).ok();
+            tracing::error!(
+                op,
+                seq,
+                error = &error as &dyn std::error::Error,
+                "evidence can't be read and is left out"
+            );
+            None
+        }
+    };
+    rows.iter().filter_map(read).collect()
+}
+
+fn read_evidence(op: &'static str, row: &Row) -> Result<StoredEvidence, StoreError> {
     let SqlId(id) = get(op, row, 3)?;
     let decoded = evidence::decode_evidence(id, get(op, row, 7)?);
     let (about, what) =
@@ -123,7 +144,7 @@ fn read_evidence(op: &'static str, row: &Row) -> Result<(i64, StoredEvidence), S
         age: Duration::ZERO,
     };
     let as_of = Timestamp::from_micros(get(op, row, 5)?);
-    Ok((get(op, row, 0)?, StoredEvidence { evidence, as_of, open: get(op, row, 6)? }))
+    Ok(StoredEvidence { evidence, as_of, open: get(op, row, 6)? })
 }
 
 const OP_INSERT: &str = "store evidence";

@@ -51,6 +51,11 @@ fn of_code(code: &SqlState) -> Reach {
     }
 }
 
+/// Returns whether an insert failed because its id is taken.
+pub(super) fn is_taken(error: &Error) -> bool {
+    error.code() == Some(&SqlState::UNIQUE_VIOLATION)
+}
+
 /// Returns the id of the record whose insert failed because another process inserted it at the same moment. The server names
 /// it in the detail of the error, in its own language: `Key (id)=(…) already exists.`
 pub(super) fn violated_id(error: &Error) -> Option<RecordId> {
@@ -94,7 +99,8 @@ pub(super) fn spoils_connection(error: &Error) -> bool {
     // An internal error may come from something that this connection remembers: types that were created again have other
     // numbers.
     let unforeseen = error.code().is_some_and(|code| code.code().starts_with("XX"));
-    unforeseen || !matches!(reach(error), Reach::Contended | Reach::One)
+    // After a time-out the session is as good as before.
+    unforeseen || !is_timeout(error) && !matches!(reach(error), Reach::Contended | Reach::One)
 }
 
 /// Returns the error as the caller of a store sees it.

@@ -1,7 +1,6 @@
 //! The schema, step by step. `ibid migrate --print` shows the same statements that the store runs.
 //!
-//! A step either expands the schema (it adds what older programs pass over) or contracts it. Each step says which step a
-//! program must know at least to use the schema afterwards, so an older program accepts a newer schema that only expanded.
+//! `store/schema_steps.rs` has the rules by which an older program accepts a newer schema.
 
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use super::PostgresOpenError;
 use super::connection::Connection;
 use super::open::open_error;
 use super::target::Target;
+use crate::store::schema_steps::{SchemaState, StepKind, known_steps, needs_at_least};
 
 /// One step of the schema. A step that was released never changes.
 struct SchemaStep {
@@ -19,46 +19,16 @@ struct SchemaStep {
     parts: &'static [StepPart],
 }
 
-/// The effect of a step on older programs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum StepKind {
-    /// It adds tables, nullable columns, columns with a default, or indexes. Older programs work on.
-    Expand,
-    /// It removes or changes something. A program must know this step.
-    Contract,
-}
-
 /// A part of a step.
 enum StepPart {
     /// Statements that run in one transaction.
     Transaction(&'static str),
     /// An index that is built without blocking writers, outside a transaction.
-    #[cfg_attr(
-        not(feature = "test-next-schema"),
-        expect(dead_code, reason = "the first step builds all indexes")
-    )]
     Index {
         name: &'static str,
         /// `create index concurrently …`
         sql: &'static str,
     },
-}
-
-/// The steps of the schema that a database has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct SchemaState {
-    /// Number of the last step; zero if there is no schema.
-    pub(super) step: u32,
-    /// The step that a program must know at least.
-    needs: u32,
-}
-
-impl SchemaState {
-    /// Returns whether this program can use the schema: it has all steps that the program knows, and no other step excludes
-    /// the program.
-    pub(super) fn is_usable(self) -> bool {
-        self.step >= KNOWN && self.needs <= KNOWN
-    }
 }
 
 /// Returns the text that takes a schema from step `from` to the newest, for an operator to run.
@@ -116,8 +86,8 @@ pub(super) async fn read_schema(
         let needs = row.try_get::<_, i32>(2).map_err(failed)?.cast_unsigned();
         applied = SchemaState { step: applied.step.max(number), needs: applied.needs.max(needs) };
     }
-    if applied.needs > KNOWN {
-        let (found, known) = (applied.step, KNOWN);
+    if applied.excludes(newest_known_step()) {
+        let (found, known) = (applied.step, newest_known_step());
         return Err(PostgresOpenError::FromTheFuture { place: target.shown(), found, known });
     }
     Ok(applied)
@@ -209,23 +179,16 @@ fn insert_with(number: u32, step: &SchemaStep, part: &StepPart) -> String {
     if step.parts.last().is_none_or(|last| !std::ptr::eq(last, part)) {
         return String::new();
     }
-    let digest: String = digest(step).iter().map(|byte| format!("{byte:02x}")).collect();
-    let needs = needs_at_least(number);
+    let digest = ibid_core::hex::encode(&digest(step));
+    let needs = needs_at_least(numbered_steps().take(number as usize).map(|(_, step)| step.kind));
     format!(
         "insert into ibid_schema_step (number, digest, needs_at_least) values ({number}, '\\x{digest}', {needs}) \
          on conflict do nothing;\n"
     )
 }
 
-/// Returns the step that a program must know at least once step `number` is taken: the last one that contracts.
-fn needs_at_least(number: u32) -> u32 {
-    let contracting =
-        numbered_steps().take(number as usize).filter(|(_, step)| step.kind == StepKind::Contract);
-    contracting.map(|(number, _)| number).last().unwrap_or(1)
-}
-
 fn numbered_steps() -> impl Iterator<Item = (u32, &'static SchemaStep)> {
-    (1..).zip(STEPS)
+    (1..=newest_known_step()).zip(STEPS)
 }
 
 fn digest(step: &SchemaStep) -> [u8; 32] {
@@ -250,7 +213,6 @@ const STEPS: &[SchemaStep] = &[
         ))],
     },
     // A step as a later release may have: for tests of two versions side by side.
-    #[cfg(feature = "test-next-schema")]
     SchemaStep {
         kind: StepKind::Expand,
         parts: &[
@@ -263,8 +225,10 @@ const STEPS: &[SchemaStep] = &[
     },
 ];
 
-/// Number of the newest step that this program knows.
-pub(super) const KNOWN: u32 = STEPS.len() as u32;
+/// Returns the number of the newest step that this program knows.
+pub(super) fn newest_known_step() -> u32 {
+    known_steps(STEPS.len())
+}
 
 /// "ibid sch" in ASCII: migrations of one database wait for each other under this number.
 const LOCK: i64 = 0x6962_6964_2073_6368;
@@ -280,17 +244,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_older_program_accepts_a_schema_that_only_expanded() {
-        assert!(SchemaState { step: KNOWN, needs: 1 }.is_usable());
-        assert!(SchemaState { step: KNOWN + 3, needs: KNOWN }.is_usable());
-        assert!(!SchemaState { step: KNOWN + 1, needs: KNOWN + 1 }.is_usable(), "a later step contracts");
-        assert!(!SchemaState { step: KNOWN - 1, needs: 1 }.is_usable(), "a step is missing");
-    }
-
-    #[test]
     fn the_printed_statements_take_every_missing_step() {
         let all = sql(0);
         assert!(all.contains("create table ibid_schema_step") && all.contains("create table ibid_record"));
-        assert_eq!(sql(KNOWN), "");
+        assert_eq!(sql(newest_known_step()), "");
     }
 }

@@ -8,26 +8,30 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use ibid_core::change::{Change, Commit, StoredRecord};
+use ibid_core::change::{Change, Commit, LoadedBody, StoredRecord};
 use ibid_core::evidence::EvidenceStore;
 use ibid_core::reap::{ReapStep, ReapTarget};
 use ibid_core::record::{Nonce, State, Version};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{
-    BodyStore, BoxFuture, BrowseStore, Cursor, Durability, Page, RenewOutcome, SetOutcome, SqlStore, Store,
-    StoreClock, StoreError, StoreFacts,
+    BodyStore, BoxFuture, BrowseStore, CopyStore, Cursor, Durability, Page, RenewOutcome, SetOutcome,
+    SqlStore, Store, StoreClock, StoreError, StoreFacts,
 };
 
-use self::hot::{CommitQueue, RowLocations};
-use self::policies::PolicyCache;
+use self::hot::{RowLocations, TakenIds};
 use self::pool::Pools;
 use self::target::Target;
 use super::checkup::Checkup;
+use super::commit_queue::CommitQueue;
+use super::policy_cache::PolicyCache;
 use super::read_only_query::{ReadOnlyQueryError, RowCallback};
+use super::schema_steps::Migration;
 
 mod browse;
 mod checkup;
 mod connection;
+mod copy;
+mod count;
 mod evidence;
 mod failure;
 mod hot;
@@ -46,8 +50,9 @@ mod sql_side;
 mod target;
 mod tls;
 
-pub use self::hot::BatchCounts;
 pub use self::open::PostgresOpenError;
+#[doc(hidden)]
+pub use super::commit_queue::BatchCounts;
 
 /// A store in a PostgreSQL database.
 ///
@@ -65,7 +70,7 @@ pub use self::open::PostgresOpenError;
 #[derive(Debug)]
 pub struct PostgresStore {
     core: Arc<StoreCore>,
-    commits: CommitQueue,
+    commits: CommitQueue<StoreCore>,
 }
 
 /// The part of a store that its tasks share.
@@ -75,6 +80,7 @@ struct StoreCore {
     pools: Pools,
     policies: PolicyCache,
     locations: RowLocations,
+    taken_ids: TakenIds,
 }
 
 /// Options of a [`PostgresStore`]. URL parameters override these fields.
@@ -86,7 +92,7 @@ pub struct PostgresOptions {
     /// Upgrade tables of an earlier step. If not, opening fails, and an operator runs `ibid migrate`: the first new process of
     /// a rollout should not change the tables of those that still run.
     pub upgrade: bool,
-    /// Use a server that may lose commits. In a URL: `accept_weak_durability=true`.
+    /// Use a server that may lose commits. In a URL: `durability=weak`.
     pub accept_weak_durability: bool,
     /// Prepare statements once per connection. It is turned off automatically behind a pooler that is seen to mix up prepared
     /// statements; turn it off yourself if such a pooler could be missed. In a URL: `prepare=false`.
@@ -136,21 +142,22 @@ impl PostgresStore {
         let target = Arc::new(Target::new(url, options)?);
         open::prepare(&target).await?;
         let pools = Pools::new(&target);
-        let (policies, locations) = (PolicyCache::default(), RowLocations::default());
-        let core = Arc::new(StoreCore { target, pools, policies, locations });
-        Ok(PostgresStore { commits: CommitQueue::start(core.clone()), core })
+        let (policies, locations, taken_ids) = Default::default();
+        let core = Arc::new(StoreCore { target, pools, policies, locations, taken_ids });
+        let (lanes, workers) = (core.pools.lanes(), core.pools.plain_commits());
+        Ok(PostgresStore { commits: CommitQueue::start(core.clone(), lanes, workers), core })
     }
 
-    /// Creates or upgrades the tables. Returns the step that they were at (0: none) and the step that they are at now.
+    /// Creates or upgrades the tables. Returns the step that they were at and the step that they are at now.
     ///
     /// # Errors
     ///
     /// Fails if the server cannot be used, or a lock on a table cannot be had within about a minute.
-    pub async fn migrate(url: &str, options: PostgresOptions) -> Result<(u32, u32), PostgresOpenError> {
+    pub async fn migrate(url: &str, options: PostgresOptions) -> Result<Migration, PostgresOpenError> {
         let target = Target::new(url, PostgresOptions { migrate: true, upgrade: true, ..options })?;
         let before = open::schema(&target).await?;
         open::prepare(&target).await?;
-        Ok((before, before.max(migrate::KNOWN)))
+        Ok(Migration { before, after: before.max(migrate::newest_known_step()) })
     }
 
     /// Returns the step that the tables at `url` are at (0: none).
@@ -167,6 +174,7 @@ impl PostgresStore {
     /// # Errors
     ///
     /// Fails if no server answers.
+    #[doc(hidden)]
     pub async fn checkup(url: &str, options: PostgresOptions) -> Result<Checkup, PostgresOpenError> {
         checkup::look(&Target::new(url, options)?).await
     }
@@ -177,6 +185,7 @@ impl PostgresStore {
     /// # Errors
     ///
     /// Fails if the server cannot be reached or refuses the statement.
+    #[doc(hidden)]
     pub async fn read_rows(
         url: &str,
         options: PostgresOptions,
@@ -203,7 +212,7 @@ impl PostgresStore {
 
     /// Returns the newest step of the schema that this program knows.
     pub fn newest_schema() -> u32 {
-        migrate::KNOWN
+        migrate::newest_known_step()
     }
 
     /// Returns where the database is, without user and password.
@@ -213,6 +222,7 @@ impl PostgresStore {
 
     /// Returns how many batches were sent, and how many changes were in them.
     #[doc(hidden)]
+    #[doc(hidden)]
     pub fn batch_counts(&self) -> BatchCounts {
         self.commits.counts()
     }
@@ -221,7 +231,7 @@ impl PostgresStore {
 impl Store for PostgresStore {
     fn facts(&self) -> StoreFacts {
         let durability = match self.core.target.options.accept_weak_durability {
-            true => Durability::Weak { reason: "`accept_weak_durability` is set".to_owned() },
+            true => Durability::Weak { reason: "weak durability was accepted".to_owned() },
             false => Durability::Durable,
         };
         StoreFacts { name: KIND, clock: StoreClock::Shared, durability }
@@ -294,10 +304,14 @@ impl Store for PostgresStore {
     fn sql(&self) -> Option<&dyn SqlStore> {
         Some(&*self.core)
     }
+
+    fn copy(&self) -> Option<&dyn CopyStore> {
+        Some(&*self.core)
+    }
 }
 
 impl BodyStore for StoreCore {
-    fn bodies(&self, id: RecordId, birth: Nonce) -> BoxFuture<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
+    fn bodies(&self, id: RecordId, birth: Nonce) -> BoxFuture<'_, Result<Vec<LoadedBody>, StoreError>> {
         Box::pin(self.find_bodies(id, birth))
     }
 }

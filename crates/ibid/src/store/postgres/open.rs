@@ -176,8 +176,8 @@ pub(super) fn is_weak_commit(commit: &str, standbys: &str) -> bool {
 pub(super) async fn prepare(target: &Target) -> Result<(), PostgresOpenError> {
     let connection = target.connect().await?;
     let applied = migrate::read_schema(target, &connection).await?;
-    let (found, known) = (applied.step, migrate::KNOWN);
-    if !applied.is_usable() {
+    let (found, known) = (applied.step, migrate::newest_known_step());
+    if !applied.is_usable(known) {
         let may_change = if found == 0 { target.options.migrate } else { target.options.upgrade };
         if !may_change {
             return Err(PostgresOpenError::NotMigrated { place: target.shown(), found, known });

@@ -14,18 +14,10 @@ use tokio_postgres::{Client, Error};
 
 use super::connection::{Connection, OPEN_HOT};
 use super::failure::{self, Reach};
-use super::hot::LockWait;
-use super::{KIND, StoreCore, evidence, policies, read};
+use super::{KIND, StoreCore, evidence, policies, read, sql_side};
 use crate::record_sql::{self, WriteOptions};
+use crate::store::commit_queue::{LockWait, PlainOutcome};
 use crate::transaction::pg_client;
-
-/// The outcome of one plain commit.
-pub(super) enum PlainOutcome {
-    /// The caller can be answered.
-    Result(Result<Commit, StoreError>),
-    /// The row is locked, and nothing was written: try again, and wait for it.
-    Contended,
-}
 
 /// The outcome of one try.
 enum TryOutcome {
@@ -36,7 +28,7 @@ enum TryOutcome {
 
 impl StoreCore {
     /// Commits one change, or finds the record that keeps it from being written.
-    pub(super) async fn commit_plain(&self, change: &Change, wait: LockWait) -> PlainOutcome {
+    pub(super) async fn commit_alone(&self, change: &Change, wait: LockWait) -> PlainOutcome {
         if let Some(reason) = refusal(change) {
             return PlainOutcome::Result(Err(StoreError::lasting(KIND, OP, reason).unwritten()));
         }
@@ -49,9 +41,7 @@ impl StoreCore {
             Err(error) => match error.reach() {
                 Reach::Contended if wait == LockWait::Prompt => PlainOutcome::Contended,
                 // The server has rolled back.
-                Reach::Contended => {
-                    PlainOutcome::Result(Err(StoreError::transient(KIND, OP, error).unwritten()))
-                }
+                Reach::Contended => PlainOutcome::Result(Err(StoreError::row_locked(KIND, OP, error))),
                 Reach::One => PlainOutcome::Result(Err(StoreError::lasting(KIND, OP, error).unwritten())),
                 reach => {
                     connection.set_spoilt(true);
@@ -108,7 +98,7 @@ impl StoreCore {
                 Ok(Some(_)) => {}
             }
         }
-        Ok(Err(StoreError::transient(KIND, OP, "the record changes too fast").unwritten()))
+        Ok(Err(StoreError::row_locked(KIND, OP, "the record changes too fast")))
     }
 
     async fn try_once(
@@ -214,7 +204,7 @@ impl SqlTx for StoreTx<'_> {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> BoxFuture<'a, Result<u64, SqlError>> {
+    ) -> BoxFuture<'a, Result<(), SqlError>> {
         Box::pin(pg_client::run(self.0, statement, params))
     }
 
@@ -240,12 +230,8 @@ impl PlainError {
     fn reach(&self) -> Reach {
         match self {
             PlainError::Driver(error) => failure::reach(error),
-            PlainError::Sql(error) => {
-                let source =
-                    std::error::Error::source(error).and_then(|source| source.downcast_ref::<Error>());
-                // Without one, the row is not what its statement promises.
-                source.map_or(Reach::One, failure::reach)
-            }
+            // Without one, the row is not what its statement promises.
+            PlainError::Sql(error) => sql_side::driver_error(error).map_or(Reach::One, failure::reach),
         }
     }
 }

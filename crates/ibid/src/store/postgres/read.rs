@@ -1,11 +1,11 @@
 //! Short verbs besides `commit`: load, due records, renewals, bodies and settings.
 
 use bytes::Bytes;
-use ibid_core::change::StoredRecord;
+use ibid_core::change::{LoadedBody, StoredRecord};
 use ibid_core::record::{Nonce, State, Version};
 use ibid_core::row::{UnreadableRow, bits};
 use ibid_core::scope::RecordId;
-use ibid_core::store::{Cursor, Page, RenewOutcome, SetOutcome, StoreError};
+use ibid_core::store::{Cursor, Page, RenewOutcome, SetOutcome, SqlStore, StoreError};
 use ibid_core::time::Timestamp;
 use tokio_postgres::types::{FromSql, Type};
 use tokio_postgres::{Error, Row};
@@ -13,7 +13,7 @@ use tokio_postgres::{Error, Row};
 use super::connection::{Connection, OPEN_HOT, Param};
 use super::failure::store_error;
 use super::row::{self, SqlId};
-use super::{KIND, StoreCore};
+use super::{KIND, StoreCore, policies};
 
 impl StoreCore {
     pub(super) async fn load(&self, id: RecordId) -> Result<Option<StoredRecord>, StoreError> {
@@ -50,7 +50,7 @@ impl StoreCore {
         connection: &Connection,
         rows: &[Row],
     ) -> Result<Result<Option<StoredRecord>, UnreadableRow>, Error> {
-        self.policies.learn(connection, row::policies_of(rows)).await?;
+        policies::learn(&self.policies, connection, row::policies_of(rows)).await?;
         Ok(rows.first().map(|row| row::read_stored(&self.policies, row)).transpose())
     }
 
@@ -93,7 +93,7 @@ impl StoreCore {
             let connection = self.pools.short(OP).await?;
             let failed = |error| store_error(OP, error);
             let [rows] = connection.transaction(OPEN_HOT, [(DUE, &params)]).await.map_err(failed)?;
-            self.policies.learn(&connection, row::policies_of(&rows)).await.map_err(failed)?;
+            policies::learn(&self.policies, &connection, row::policies_of(&rows)).await.map_err(failed)?;
             let next = next_position(OP, &rows, limit)?;
             let page = Page { items: self.read_rows_of(OP, &rows, limit), next };
             match page.next.as_ref() {
@@ -130,7 +130,7 @@ impl StoreCore {
         let params: [Param<'_>; 3] =
             [(&ids, Type::UUID_ARRAY), (&counts, Type::INT4_ARRAY), (&nonces, Type::INT8_ARRAY)];
         let mut outcomes = vec![RenewOutcome::Lost; leases.len()];
-        for row in self.ask_hot(OP, include_str!("sql/renew.sql"), &params).await? {
+        for row in self.ask(OP, include_str!("sql/renew.sql"), &params).await? {
             let nth: i64 = get(OP, &row, 0)?;
             let (until, is_ours): (Option<i64>, bool) = (get(OP, &row, 1)?, get(OP, &row, 2)?);
             // The statement counts from one, in the order in which the leases were sent.
@@ -150,14 +150,15 @@ impl StoreCore {
         &self,
         id: RecordId,
         birth: Nonce,
-    ) -> Result<Vec<(u32, Bytes)>, StoreError> {
+    ) -> Result<Vec<LoadedBody>, StoreError> {
         const OP: &str = "read bodies";
         let birth = bits(birth);
         let params: [Param<'_>; 2] = [(&SqlId(id), Type::UUID), (&birth, Type::INT8)];
         let rows = self.ask(OP, include_str!("sql/bodies.sql"), &params).await?;
         let body = |row: &Row| {
             let kind: i32 = get(OP, row, 0)?;
-            Ok((kind.cast_unsigned(), Bytes::copy_from_slice(get(OP, row, 1)?)))
+            let data = Bytes::copy_from_slice(get(OP, row, 1)?);
+            Ok(LoadedBody { kind: kind.cast_unsigned(), data })
         };
         rows.iter().map(body).collect()
     }
@@ -165,7 +166,9 @@ impl StoreCore {
     pub(super) async fn find_setting(&self, name: &str) -> Result<Option<Bytes>, StoreError> {
         const OP: &str = "read a setting";
         let rows = self.ask(OP, include_str!("sql/setting.sql"), &[(&name, Type::TEXT)]).await?;
-        rows.first().map(|row| get(OP, row, 0).map(Bytes::copy_from_slice)).transpose()
+        let Some(row) = rows.first() else { return Ok(None) };
+        self.check_schema(OP, get(OP, row, 1)?)?;
+        Ok(get::<Option<&[u8]>>(OP, row, 0)?.map(Bytes::copy_from_slice))
     }
 
     pub(super) async fn replace_setting(
@@ -175,37 +178,43 @@ impl StoreCore {
         value: Bytes,
     ) -> Result<SetOutcome, StoreError> {
         const OP: &str = "write a setting";
-        let new = &value[..];
+        let (new, lasts) = (&value[..], self.must_be_durable());
         let written = match &expected {
             None => {
-                let params: [Param<'_>; 2] = [(&name, Type::TEXT), (&new, Type::BYTEA)];
+                let params: [Param<'_>; 3] = [(&name, Type::TEXT), (&new, Type::BYTEA), (&lasts, Type::BOOL)];
                 self.ask(OP, include_str!("sql/setting_add.sql"), &params).await?
             }
             Some(old) => {
                 let old = &old[..];
-                let params: [Param<'_>; 3] = [(&name, Type::TEXT), (&old, Type::BYTEA), (&new, Type::BYTEA)];
+                let params: [Param<'_>; 4] =
+                    [(&name, Type::TEXT), (&old, Type::BYTEA), (&new, Type::BYTEA), (&lasts, Type::BOOL)];
                 self.ask(OP, include_str!("sql/setting_set.sql"), &params).await?
             }
         };
-        if written.is_empty() {
+        let Some(row) = written.first() else {
             return Ok(SetOutcome::of(self.find_setting(name).await?, &value));
-        }
+        };
+        self.check_schema(OP, get(OP, row, 0)?)?;
         Ok(SetOutcome::Won)
     }
 
-    /// Runs one short statement.
-    pub(super) async fn ask(
-        &self,
-        op: &'static str,
-        sql: &'static str,
-        params: &[Param<'_>],
-    ) -> Result<Vec<Row>, StoreError> {
-        let connection = self.pools.short(op).await?;
-        connection.query_once(sql, params).await.map_err(|error| store_error(op, error))
+    /// Stops this store if a migration has taken a step that excludes this program. A process reads settings every few seconds as
+    /// long as it runs, so one that was started before the step notices it.
+    fn check_schema(&self, op: &'static str, needs: Option<i32>) -> Result<(), StoreError> {
+        let Some(needs) = needs.map(i32::cast_unsigned) else { return Ok(()) };
+        match self.target.exclude_if_needed(needs) {
+            None => Ok(()),
+            Some(error) => Err(StoreError::lasting(KIND, op, error)),
+        }
     }
 
-    /// Runs one short statement in a transaction with the settings of the hot path.
-    pub(super) async fn ask_hot(
+    /// Runs one short statement in a transaction with the settings of the hot path: it waits for a lock only briefly, so it
+    /// never keeps a connection for long.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the statement runs to its end, and the pool closes the connection.
+    pub(super) async fn ask(
         &self,
         op: &'static str,
         sql: &'static str,

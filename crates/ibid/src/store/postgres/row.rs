@@ -11,7 +11,7 @@ use ibid_core::time::Timestamp;
 use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 
-use super::policies::PolicyCache;
+use crate::store::policy_cache::PolicyCache;
 
 /// Reads the record of a row, with its response. Its policy must be in the cache.
 pub(super) fn read_stored(policies: &PolicyCache, row: &Row) -> Result<StoredRecord, UnreadableRow> {
@@ -114,7 +114,7 @@ impl NestedRow<'_> {
 }
 
 /// An array of nested rows, which the driver does not know.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct NestedRows<'r>(pub(super) Vec<NestedRow<'r>>);
 
 impl<'r> FromSql<'r> for NestedRows<'r> {
@@ -248,6 +248,7 @@ mod tests {
             include_str!("../../record_sql/postgres/lock.sql"),
             include_str!("hot/flight.sql"),
             include_str!("hot/flight_bodies.sql"),
+            include_str!("hot/flight_begin.sql"),
             include_str!("sql/due.sql"),
             include_str!("sql/list.sql"),
             include_str!("sql/list_dead.sql"),

@@ -85,17 +85,32 @@ impl SqlStore for StoreCore {
                     connection.set_spoilt(false);
                     Ok(())
                 }
-                Err(error) if error.fault() == SqlFault::Wrong => {
-                    Err(StoreError::lasting(KIND, OP_WORK, error))
-                }
-                Err(error) => Err(StoreError::transient(KIND, OP_WORK, error)),
+                Err(error) => Err(work_error(OP_WORK, error)),
             }
         })
     }
+
+    fn read(&self, work: Work) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move { self.slow_reader(OP_READ).await?.run(OP_READ, work).await })
+    }
+}
+
+/// Returns the error of work that failed.
+pub(super) fn work_error(op: &'static str, error: SqlError) -> StoreError {
+    match error.fault() {
+        SqlFault::Wrong => StoreError::lasting(KIND, op, error),
+        _ => StoreError::transient(KIND, op, error),
+    }
+}
+
+/// Returns the driver's error that is the cause of another.
+pub(super) fn driver_error(error: &SqlError) -> Option<&tokio_postgres::Error> {
+    std::error::Error::source(error)?.downcast_ref()
 }
 
 const OP_MARK: &str = "look at open transactions";
 const OP_POLICY: &str = "store a policy";
+const OP_READ: &str = "read";
 const OP_WORK: &str = "work";
 
 /// Begins a transaction in read committed, whatever the database's default is: ibid's statements look again at rows that

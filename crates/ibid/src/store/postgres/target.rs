@@ -3,10 +3,11 @@
 use std::fmt::Write as _;
 use std::future::poll_fn;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio_postgres::config::{Host, TargetSessionAttrs};
 use tokio_postgres::error::Severity;
 use tokio_postgres::tls::MakeTlsConnect;
@@ -14,7 +15,7 @@ use tokio_postgres::{AsyncMessage, CancelToken, Config, Error, NoTls, Socket};
 
 use super::connection::Connection;
 use super::tls::{Tls, Wish};
-use super::{PostgresOpenError, PostgresOptions, failure, open};
+use super::{PostgresOpenError, PostgresOptions, failure, migrate, open};
 
 /// A server and the options it is used with.
 #[derive(Debug)]
@@ -28,6 +29,8 @@ pub(super) struct Target {
     plain_until: Mutex<Option<Instant>>,
     /// `synchronous_commit` of the session that was checked last.
     commit_setting: Mutex<Option<String>>,
+    /// A step of the schema that excludes this program; 0: there is none. No connection is used any more then.
+    excluded_by: Arc<AtomicU32>,
 }
 
 impl Target {
@@ -57,7 +60,20 @@ impl Target {
             prepares,
             plain_until: Mutex::default(),
             commit_setting: Mutex::default(),
+            excluded_by: Arc::default(),
         })
+    }
+
+    /// Returns why this program cannot use a schema that needs this step, and closes all connections then.
+    pub(super) fn exclude_if_needed(&self, needs: u32) -> Option<PostgresOpenError> {
+        let known = migrate::newest_known_step();
+        if needs > known {
+            self.excluded_by.store(needs, Ordering::SeqCst);
+        }
+        match self.excluded_by.load(Ordering::SeqCst) {
+            0 => None,
+            found => Some(PostgresOpenError::FromTheFuture { place: self.shown(), found, known }),
+        }
     }
 
     /// Returns the address without user and password, as it may be shown and logged.
@@ -74,7 +90,7 @@ impl Target {
 
     /// Connects for the hot path. The session starts with its settings unless a pooler refuses that.
     pub(super) async fn connect_hot(&self) -> Result<Connection, PostgresOpenError> {
-        if lock(&self.plain_until).is_some_and(|until| Instant::now() < until) {
+        if self.plain_until.lock().is_some_and(|until| Instant::now() < until) {
             return self.connect().await;
         }
         let mut config = self.config.clone();
@@ -87,7 +103,7 @@ impl Target {
             Err(error) if failure::refuses_settings(&error) => {
                 let connection = self.connect().await?;
                 tracing::debug!("sessions can't start with settings here: each transaction sets them");
-                *lock(&self.plain_until) = Some(Instant::now() + PLAIN_FOR);
+                *self.plain_until.lock() = Some(Instant::now() + PLAIN_FOR);
                 Ok(connection)
             }
             Err(error) => Err(open::unreachable(self, error)),
@@ -99,7 +115,7 @@ impl Target {
     fn session_options(&self) -> String {
         let mut options = self.config.get_options().map(|own| format!("{own} ")).unwrap_or_default();
         options.push_str(SETTINGS);
-        if let Some(setting) = &*lock(&self.commit_setting) {
+        if let Some(setting) = &*self.commit_setting.lock() {
             // Writing into a string cannot fail.
             let _ = write!(options, " -c synchronous_commit={setting}");
         }
@@ -109,7 +125,7 @@ impl Target {
     /// Remembers the `synchronous_commit` of a session that was checked. A value that may lose commits is never asked for.
     pub(super) fn note_commit_setting(&self, setting: &str) {
         let is_strong = matches!(setting, "on" | "remote_apply");
-        *lock(&self.commit_setting) = is_strong.then(|| setting.to_owned());
+        *self.commit_setting.lock() = is_strong.then(|| setting.to_owned());
     }
 
     /// Connects to whatever server answers.
@@ -146,7 +162,7 @@ impl Target {
                 }
             }
         });
-        Ok(Connection::new(client, self.prepares.load(Ordering::SeqCst), warned))
+        Ok(Connection::new(client, self.prepares.load(Ordering::SeqCst), warned, self.excluded_by.clone()))
     }
 
     /// Asks the server to cancel the statement that a session runs. Best effort: the session's own time-out ends it otherwise.
@@ -205,9 +221,7 @@ fn take_own_parameters(
         match parameter.split_once('=') {
             Some(("prepare", value)) => options.prepare = value.parse().map_err(bad)?,
             Some(("hot_path", value)) => options.hot_path = value.parse().map_err(bad)?,
-            Some(("accept_weak_durability", value)) => {
-                options.accept_weak_durability = value.parse().map_err(bad)?;
-            }
+            Some(("durability", "weak")) => options.accept_weak_durability = true,
             Some(("connections_max", value)) => {
                 options.connections_max = value.parse().map_err(|_| PostgresOpenError::BadUrl)?;
             }
@@ -216,11 +230,6 @@ fn take_own_parameters(
         }
     }
     Ok(if others.is_empty() { base.to_owned() } else { format!("{base}?{}", others.join("&")) })
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // No code that holds it can panic.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Settings that a hot session starts with; `open_hot.sql` says why.
@@ -251,7 +260,7 @@ mod tests {
     #[test]
     fn our_url_parameters_are_split_from_the_drivers() {
         let url = "postgres://u:p@h/d?prepare=false&connect_timeout=3&connections_max=3&hot_path=false\
-                   &accept_weak_durability=true";
+                   &durability=weak";
         let target = target(url).expect("a URL");
         let options = &target.options;
         assert_eq!(
@@ -259,7 +268,7 @@ mod tests {
             (false, 3, true, false)
         );
         assert_eq!(target.config.get_connect_timeout(), Some(&Duration::from_secs(3)));
-        for wrong in ["prepare=perhaps", "hot_path=1", "connections_max=-1", "x=y"] {
+        for wrong in ["prepare=perhaps", "hot_path=1", "connections_max=-1", "durability=none", "x=y"] {
             let url = format!("postgres://h/d?{wrong}");
             assert!(matches!(self::target(&url), Err(PostgresOpenError::BadUrl)), "{wrong}");
         }

@@ -1,6 +1,6 @@
 //! Applies changes inside one open transaction. It compares versions and instants and does not interpret states.
 
-use ibid_core::change::{BodyKind, Change, Commit, Expect, Stamp, StoredRecord};
+use ibid_core::change::{BodyKind, Change, Commit, Expect, InstantChange, Stamp, StoredRecord};
 use ibid_core::record::Version;
 use ibid_core::row::{RecordColumns, bits};
 use ibid_core::sql::Param;
@@ -31,8 +31,8 @@ impl<'c> ChangeGroup<'c> {
             connection,
             policies,
             now,
-            insert: connection.prepare_cached(include_str!("../../record_sql/sqlite/insert.sql"))?,
-            update: connection.prepare_cached(include_str!("../../record_sql/sqlite/update.sql"))?,
+            insert: connection.prepare_cached(before_returning(INSERT))?,
+            update: connection.prepare_cached(before_returning(UPDATE))?,
         })
     }
 
@@ -117,10 +117,14 @@ impl<'c> ChangeGroup<'c> {
                 &mut self.update
             }
         };
-        let is_written = statement.raw_query().next()?.is_some();
+        let is_written = statement.raw_execute()? > 0;
         if is_written && change.clears_bodies {
             let clear = include_str!("../../record_sql/sqlite/body_clear.sql");
             self.connection.prepare_cached(clear)?.execute(params![change.id.as_bytes(), 0, 0])?;
+            if draft.created != InstantChange::Keep {
+                let clear = include_str!("../../record_sql/sqlite/payload_clear.sql");
+                self.connection.prepare_cached(clear)?.execute([change.id.as_bytes()])?;
+            }
         }
         // A large response is part of the record, and stored with it.
         if let (true, Some(body)) = (is_written, columns.body_apart()) {
@@ -156,7 +160,17 @@ impl<'c> ChangeGroup<'c> {
     }
 }
 
+/// Returns a statement without the clause that returns rows. SQLite collects such rows in a temporary table and keeps a journal
+/// of the pages that the statement writes, which costs a quarter of the writer's time. On this connection the number of
+/// written rows says the same.
+fn before_returning(statement: &'static str) -> &'static str {
+    statement.rsplit_once("\nreturning ").map_or(statement, |(before, _)| before)
+}
+
 /// Runs a statement without parameters.
 pub(super) fn run(connection: &Connection, sql: &str) -> rusqlite::Result<()> {
     connection.prepare_cached(sql)?.execute([]).map(drop)
 }
+
+const INSERT: &str = include_str!("../../record_sql/sqlite/insert.sql");
+const UPDATE: &str = include_str!("../../record_sql/sqlite/update.sql");

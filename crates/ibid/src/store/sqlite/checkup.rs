@@ -1,14 +1,14 @@
 //! Looks at a file and writes nothing, so that one which opening would refuse can still be described.
 
-use ibid_core::machine::EffectState;
 use ibid_core::record::State;
 use rusqlite::Connection;
 
 use super::open::{self, SqliteOpenError, open_error};
 use super::schema::{self, Layout};
 use super::{StoreFile, reader};
-use crate::store::checkup::{Checkup, OpenCases, Role, Schema, Setting};
+use crate::store::checkup::{Checkup, OpenCases, Role, Schema, Setting, effects_for_operators};
 use crate::store::run_times::{POLICIES_MAX, RunRow, RunSampler, RunTimes, SAMPLE_MAX};
+use crate::store::schema_steps::SchemaState;
 
 /// Describes the file at `file`.
 pub(super) fn look(file: &StoreFile) -> Result<Checkup, SqliteOpenError> {
@@ -19,7 +19,7 @@ pub(super) fn look(file: &StoreFile) -> Result<Checkup, SqliteOpenError> {
     let failed = |error| open_error(path, error);
     let connection = open::connect(file).map_err(failed)?;
     let schema = schema(file, &connection)?;
-    let is_current = schema == Schema::Step { found: schema::KNOWN, known: schema::KNOWN };
+    let is_current = schema.is_usable();
     open::settings(file, &connection).map_err(failed)?;
     let read_only = connection.is_readonly("main").map_err(failed)?;
     let (needed, needs) = open::SQLITE_MIN;
@@ -42,16 +42,18 @@ pub(super) fn look(file: &StoreFile) -> Result<Checkup, SqliteOpenError> {
         open_cases: is_current.then(|| open_cases(&connection)).transpose().map_err(failed)?,
         runs: is_current.then(|| run_times(&connection)).transpose().map_err(failed)?,
         tuning: None,
+        refusals: Vec::new(),
+        is_untested: false,
     })
 }
 
 fn schema(file: &StoreFile, connection: &Connection) -> Result<Schema, SqliteOpenError> {
-    let known = schema::KNOWN;
+    let known = schema::newest_known_step();
     match schema::look(file, connection) {
         Ok(Layout::Absent) | Err(SqliteOpenError::NoTables { .. }) => Ok(Schema::Absent),
-        Ok(Layout::Schema(found)) | Err(SqliteOpenError::FromTheFuture { found, .. }) => {
-            Ok(Schema::Step { found, known })
-        }
+        Ok(Layout::Schema(SchemaState { step: found, .. }))
+        | Err(SqliteOpenError::NotMigrated { found, .. }) => Ok(Schema::Step { found, known }),
+        Err(SqliteOpenError::FromTheFuture { found, .. }) => Ok(Schema::TooNew { found, known }),
         Err(other) => Err(other),
     }
 }
@@ -81,7 +83,7 @@ fn open_cases(connection: &Connection) -> rusqlite::Result<OpenCases> {
     }
     let letters = include_str!("sql/count_dead_letters.sql");
     cases.dead_letters = connection.query_row(letters, [], |row| row.get::<_, i64>(0))?.cast_unsigned();
-    let states = EffectState::NEED_OPERATOR.map(EffectState::code);
+    let states = effects_for_operators();
     let effects = connection.query_row(include_str!("sql/effects.sql"), states, |row| {
         Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get::<_, i64>(1)?.cast_unsigned()))
     });

@@ -12,8 +12,8 @@ use ibid_core::store::{BoxFuture, Cursor, Page, StoreError};
 use ibid_core::time::Timestamp;
 use rusqlite::{Connection, Row, params};
 
-use super::chore::ChoreContext;
-use super::row::unreadable;
+use super::chore::{ChoreContext, ChoreKind};
+use super::row::{is_unreadable, unreadable};
 use super::{NAME, SqliteStore};
 
 impl EvidenceStore for SqliteStore {
@@ -30,7 +30,7 @@ impl EvidenceStore for SqliteStore {
             let add = move |connection: &Connection, context: ChoreContext| {
                 add(connection, &evidence, &found, keep_for, context.now)
             };
-            self.write_chore(OP, true, add).await
+            self.write_chore(OP, ChoreKind::Evidence, add).await
         })
     }
 
@@ -49,7 +49,7 @@ impl EvidenceStore for SqliteStore {
             let mut dismiss = connection.prepare_cached(include_str!("sql/evidence_dismiss.sql"))?;
             names.iter().try_for_each(|name| dismiss.execute([&name.source, &name.event]).map(drop))
         };
-        Box::pin(self.write_chore("dismiss evidence", true, dismiss))
+        Box::pin(self.write_chore("dismiss evidence", ChoreKind::Evidence, dismiss))
     }
 
     fn purge_evidence(&self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
@@ -57,7 +57,7 @@ impl EvidenceStore for SqliteStore {
             let mut purge = connection.prepare_cached(include_str!("sql/evidence_purge.sql"))?;
             purge.execute(params![context.now.as_micros(), limit]).map(|removed| removed as u64)
         };
-        Box::pin(self.write_chore("purge evidence", false, purge))
+        Box::pin(self.write_chore("purge evidence", ChoreKind::Step, purge))
     }
 }
 
@@ -83,7 +83,8 @@ fn add(
     Ok((find.query_row(params![source, event], read_evidence)?, added > 0))
 }
 
-/// Returns one page of open evidence.
+/// Returns one page of open evidence. A row that cannot be read is logged and passed over, so that it does not hide those
+/// behind it.
 fn open(
     connection: &Connection,
     which: EvidenceQuery,
@@ -91,8 +92,18 @@ fn open(
     limit: u32,
 ) -> rusqlite::Result<Page<StoredEvidence>> {
     let most = i64::from(limit) + 1;
-    let numbered = |row: &Row<'_>| Ok((row.get::<_, i64>(0)?, read_evidence(row)?));
-    let rows: Vec<(i64, StoredEvidence)> = match which {
+    let mut unread = Vec::new();
+    let numbered = |row: &Row<'_>| {
+        let number: i64 = row.get(0)?;
+        match read_evidence(row) {
+            Err(why) if is_unreadable(&why) => {
+                unread.push((number, why));
+                Ok((number, None))
+            }
+            read => Ok((number, Some(read?))),
+        }
+    };
+    let rows: Vec<(i64, Option<StoredEvidence>)> = match which {
         EvidenceQuery::Of(id) => {
             let mut find = connection.prepare_cached(include_str!("sql/evidence_of.sql"))?;
             find.query_map(params![id.as_bytes(), after, most], numbered)?.collect::<rusqlite::Result<_>>()?
@@ -102,8 +113,11 @@ fn open(
             find.query_map(params![after, most], numbered)?.collect::<rusqlite::Result<_>>()?
         }
     };
+    if let Some((number, why)) = unread.first() {
+        tracing::error!(count = unread.len(), number, %why, "evidence can't be read and is left out");
+    }
     let page = Page::new(rows, limit, |(number, _)| Cursor::of_i64(*number));
-    Ok(Page { items: page.items.into_iter().map(|(_, evidence)| evidence).collect(), next: page.next })
+    Ok(Page { items: page.items.into_iter().filter_map(|(_, evidence)| evidence).collect(), next: page.next })
 }
 
 /// Marks evidence as used, inside the transaction of the change that it led to.

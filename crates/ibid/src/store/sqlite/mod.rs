@@ -11,20 +11,20 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use ibid_core::change::{Change, Commit, StoredRecord};
+use ibid_core::change::{Change, Commit, LoadedBody, StoredRecord};
 use ibid_core::evidence::EvidenceStore;
 use ibid_core::reap::{ReapStep, ReapTarget};
 use ibid_core::record::{Nonce, State, Version};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{
-    BodyStore, BoxFuture, BrowseStore, Cursor, Durability, Page, RenewOutcome, SetOutcome, SqlStore, Store,
-    StoreClock, StoreError, StoreFacts,
+    BodyStore, BoxFuture, BrowseStore, CopyStore, Cursor, Durability, Page, RenewOutcome, SetOutcome,
+    SqlStore, Store, StoreClock, StoreError, StoreFacts,
 };
 use ibid_core::time::Timestamp;
 use rusqlite::{Connection, params};
 use tokio::sync::oneshot;
 
-use self::chore::{ChoreContext, ChoreJob};
+use self::chore::{ChoreContext, ChoreJob, ChoreKind};
 use self::queue::{CommitJob, Job, JobQueue, QueueRefusal, RenewJob, Serving};
 use self::reader::{Answering, Questions, Reader};
 use self::sql_side::PolicyNumbers;
@@ -32,11 +32,13 @@ use self::writer::CommitCounters;
 use super::checkup::Checkup;
 use super::clock::Clock;
 use super::read_only_query::{ReadOnlyQueryError, RowCallback};
+use super::schema_steps::Migration;
 
 mod batch;
 mod browse;
 mod checkup;
 mod chore;
+mod copy;
 mod evidence;
 mod failure;
 mod open;
@@ -118,6 +120,9 @@ pub struct SqliteOptions {
     pub clock: Clock,
     /// Create a file that does not exist, and the store's tables in a file that has none. If not, opening fails there.
     pub create: bool,
+    /// Upgrade tables of an earlier step. If not, opening fails, and an operator runs `ibid migrate`: an upgrade may rebuild an
+    /// index while every writer of the file waits, and other processes may still run the version before.
+    pub upgrade: bool,
     /// Longest wait of a write while another process writes; then it fails as transient.
     pub busy_timeout: Duration,
     /// Largest size of the file in bytes; past it writes fail as transient until a purge makes room.
@@ -138,6 +143,7 @@ impl Default for SqliteOptions {
         SqliteOptions {
             clock: Clock::system(),
             create: true,
+            upgrade: false,
             // Another process holds the lock for one batch, some milliseconds. A second is a stalled disk, and then
             // the caller's own deadlines should decide.
             busy_timeout: Duration::from_secs(1),
@@ -147,14 +153,15 @@ impl Default for SqliteOptions {
 }
 
 impl SqliteStore {
-    /// Opens the file, makes its tables if there are none, and starts the store's threads. It blocks while it does so.
+    /// Opens the file, creates or upgrades its tables as the options allow, and starts the store's threads. It blocks while
+    /// it does so.
     ///
     /// # Errors
     ///
     /// Fails if the file cannot be a store; [`SqliteOpenError`] says why. The file is then left as it is.
     pub fn open(path: &Path, options: SqliteOptions) -> Result<SqliteStore, SqliteOpenError> {
         let file = StoreFile::new(path, options)?;
-        let connection = open::prepare(&file)?;
+        let (connection, _) = open::prepare(&file)?;
         let mut store = SqliteStore {
             jobs: JobQueue::new(),
             questions: Questions::new(),
@@ -179,11 +186,25 @@ impl SqliteStore {
         Ok(store)
     }
 
+    /// Creates or upgrades the tables, and the file if there is none. It blocks, and so does every other writer of the file
+    /// until it is done.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file cannot be a store, or another process holds its lock for longer than
+    /// [`SqliteOptions::busy_timeout`].
+    pub fn migrate(path: &Path, options: SqliteOptions) -> Result<Migration, SqliteOpenError> {
+        let options = SqliteOptions { create: true, upgrade: true, ..options };
+        let (_, before) = open::prepare(&StoreFile::new(path, options)?)?;
+        Ok(Migration { before, after: before.max(schema::newest_known_step()) })
+    }
+
     /// Describes a file without opening a store on it, even one that opening would refuse. It makes nothing, and blocks.
     ///
     /// # Errors
     ///
     /// Fails if the file is missing, not a database, or cannot be read.
+    #[doc(hidden)]
     pub fn checkup(path: &Path, options: SqliteOptions) -> Result<Checkup, SqliteOpenError> {
         checkup::look(&StoreFile::new(path, SqliteOptions { create: false, ..options })?)
     }
@@ -194,6 +215,7 @@ impl SqliteStore {
     /// # Errors
     ///
     /// Fails if the file cannot be opened, or the statement is refused or fails.
+    #[doc(hidden)]
     pub fn read_rows(
         path: &Path,
         options: SqliteOptions,
@@ -205,6 +227,7 @@ impl SqliteStore {
     }
 
     /// Returns how many commits the store has made, and how much was in them.
+    #[doc(hidden)]
     pub fn commit_counts(&self) -> CommitCounts {
         let CommitCounters { commits, changes, renewals } = &*self.counters;
         let [commits, changes, renewals] =
@@ -228,12 +251,10 @@ impl SqliteStore {
     async fn write_chore<T: Send + 'static>(
         &self,
         op: &'static str,
-        must_last: bool,
-        work: impl FnOnce(&Connection, ChoreContext) -> rusqlite::Result<T> + Send + 'static,
+        kind: ChoreKind,
+        work: impl Fn(&Connection, ChoreContext) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let job =
-            |reply| Job::Chore(Box::new(ChoreJob { must_last, work: Some(work), outcome: None, reply }));
-        self.write(op, job).await
+        self.write(op, |reply| Job::Chore(Box::new(ChoreJob { kind, work, outcome: None, reply }))).await
     }
 
     /// Queues a question for the readers and waits for its answer.
@@ -261,7 +282,7 @@ impl SqliteStore {
         }
         loop {
             let step = |connection: &Connection, _| order::order_rows(connection);
-            match self.write_chore("order rows", false, step).await {
+            match self.write_chore("order rows", ChoreKind::Step, step).await {
                 Ok(true) => return,
                 Ok(false) => {}
                 Err(error) => {
@@ -335,7 +356,7 @@ impl Store for SqliteStore {
         let step = move |connection: &Connection, context| {
             reap::step(connection, target, after.as_ref(), limit, context)
         };
-        Box::pin(self.write_chore("reap", false, step))
+        Box::pin(self.write_chore("reap", ChoreKind::Step, step))
     }
 
     fn setting(&self, name: &str) -> BoxFuture<'_, Result<Option<Bytes>, StoreError>> {
@@ -350,8 +371,8 @@ impl Store for SqliteStore {
         value: Bytes,
     ) -> BoxFuture<'_, Result<SetOutcome, StoreError>> {
         let name = name.to_owned();
-        let set = move |connection: &Connection, _| set(connection, &name, expected, &value);
-        Box::pin(self.write_chore("write a setting", true, set))
+        let set = move |connection: &Connection, _| set(connection, &name, expected.as_ref(), &value);
+        Box::pin(self.write_chore("write a setting", ChoreKind::Setting, set))
     }
 
     fn bodies(&self) -> Option<&dyn BodyStore> {
@@ -369,10 +390,14 @@ impl Store for SqliteStore {
     fn sql(&self) -> Option<&dyn SqlStore> {
         Some(self)
     }
+
+    fn copy(&self) -> Option<&dyn CopyStore> {
+        Some(self)
+    }
 }
 
 impl BodyStore for SqliteStore {
-    fn bodies(&self, id: RecordId, birth: Nonce) -> BoxFuture<'_, Result<Vec<(u32, Bytes)>, StoreError>> {
+    fn bodies(&self, id: RecordId, birth: Nonce) -> BoxFuture<'_, Result<Vec<LoadedBody>, StoreError>> {
         Box::pin(self.read("read bodies", move |view| view.bodies(id, birth)))
     }
 }
@@ -411,11 +436,11 @@ async fn ask<T: Send + 'static>(
 fn set(
     connection: &Connection,
     name: &str,
-    expected: Option<Bytes>,
+    expected: Option<&Bytes>,
     value: &Bytes,
 ) -> rusqlite::Result<SetOutcome> {
     let new = &value[..];
-    let written = match &expected {
+    let written = match expected {
         None => {
             let mut add = connection.prepare_cached(include_str!("sql/setting_add.sql"))?;
             add.execute(params![name, new])?

@@ -34,6 +34,16 @@ pub enum SqliteOpenError {
         /// Path of the file.
         path: PathBuf,
     },
+    /// The tables are those of an earlier version, and the options do not allow to upgrade them.
+    #[error("`{}` has schema {found}, and this program needs {known}; run `ibid migrate`", path.display())]
+    NotMigrated {
+        /// Path of the file.
+        path: PathBuf,
+        /// Schema of the file.
+        found: u32,
+        /// The newest schema that this program knows.
+        known: u32,
+    },
     /// A newer program has upgraded the database.
     #[error("`{}` has schema {found}, and this program knows {known}: it needs a newer ibid", path.display())]
     FromTheFuture {
@@ -78,8 +88,9 @@ pub enum SqliteOpenError {
     },
 }
 
-/// Opens the file for writing, and creates ibid's tables in it or upgrades them.
-pub(super) fn prepare(file: &StoreFile) -> Result<Connection, SqliteOpenError> {
+/// Opens the file for writing, and creates ibid's tables in it or upgrades them, as the options allow. Also returns the schema
+/// that it found (0: none).
+pub(super) fn prepare(file: &StoreFile) -> Result<(Connection, u32), SqliteOpenError> {
     let path = &file.path;
     if rusqlite::version_number() < SQLITE_MIN.0 {
         return Err(SqliteOpenError::OldSqlite { found: rusqlite::version(), needed: SQLITE_MIN.1 });
@@ -93,7 +104,7 @@ pub(super) fn prepare(file: &StoreFile) -> Result<Connection, SqliteOpenError> {
     let failed = |error| open_error(path, error);
     let connection = connect(file).map_err(failed)?;
     // Look before touching: a file that is refused must stay as it is, down to its journal mode.
-    schema::look(file, &connection)?;
+    let layout = schema::look(file, &connection)?;
     if connection.is_readonly("main").map_err(failed)? {
         return Err(SqliteOpenError::ReadOnly { path: path.clone() });
     }
@@ -101,7 +112,7 @@ pub(super) fn prepare(file: &StoreFile) -> Result<Connection, SqliteOpenError> {
     enter_wal(file, &connection)?;
     settings(file, &connection).map_err(failed)?;
     schema::migrate(file, &connection)?;
-    Ok(connection)
+    Ok((connection, layout.step()))
 }
 
 /// Creates the file if it does not exist, readable only for its owner: it will hold responses of all tenants.

@@ -24,20 +24,19 @@ fn order_range(connection: &Connection) -> rusqlite::Result<bool> {
         return Ok(true);
     }
     let mut look = connection.prepare_cached(include_str!("sql/order_look.sql"))?;
-    let (last, count, new, at, to_reap) = look.query_row(params![up_to, RANGE_ROWS], |row| {
-        let (last, count, new): (Option<i64>, u32, f64) = (row.get(0)?, row.get(1)?, row.get(2)?);
-        let (at, to_reap): (Option<i64>, i64) = (row.get(3)?, row.get(4)?);
-        Ok((last, count, new, at, to_reap))
-    })?;
+    let (last, count, new, at): (Option<i64>, u32, f64, Option<i64>) = look
+        .query_row(params![up_to, RANGE_ROWS], |row| {
+            Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
+        })?;
     let Some(last) = last else { return Ok(true) };
     if new > 0.0 {
         connection.prepare_cached(include_str!("sql/order_watch.sql"))?.execute([up_to, last])?;
     }
     if let Some(at) = at {
         let mut add = connection.prepare_cached(include_str!("sql/order_range.sql"))?;
-        add.execute([up_to + 1, last, at, to_reap])?;
+        add.execute([up_to + 1, last, at])?;
     }
-    connection.prepare_cached(include_str!("sql/order_set.sql"))?.execute([last])?;
+    connection.prepare_cached(include_str!("sql/order_set.sql"))?.execute([last, count.into()])?;
     Ok(count < RANGE_ROWS)
 }
 
@@ -46,9 +45,9 @@ pub(super) fn has_new_rows(connection: &Connection) -> rusqlite::Result<bool> {
     ordered_and_last(connection).map(|(up_to, last)| up_to < last)
 }
 
-/// Keeps the invariant of `ibid_ordered` after rows were deleted.
-pub(super) fn lower(connection: &Connection) -> rusqlite::Result<()> {
-    connection.prepare_cached(include_str!("sql/order_lower.sql"))?.execute([]).map(drop)
+/// Keeps `ibid_ordered` true after ordered rows were deleted.
+pub(super) fn lower(connection: &Connection, removed: u64) -> rusqlite::Result<()> {
+    connection.prepare_cached(include_str!("sql/order_lower.sql"))?.execute([removed.cast_signed()]).map(drop)
 }
 
 /// Returns the number of the last ordered row, and of the last row.

@@ -13,7 +13,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::oneshot::Sender;
 
 use super::NAME;
-use super::chore::Chore;
+use super::chore::{Chore, ChoreKind};
 use super::writer::Writer;
 
 /// A change that waits for its commit.
@@ -46,7 +46,20 @@ pub(super) enum Job {
 pub(super) struct Group {
     pub(super) renewals: Vec<RenewJob>,
     pub(super) commits: Vec<CommitJob>,
-    pub(super) chore: Option<Box<dyn Chore>>,
+    /// Settings, then evidence, then a step.
+    pub(super) chores: Vec<Box<dyn Chore>>,
+}
+
+impl Group {
+    pub(super) fn is_empty(&self) -> bool {
+        self.renewals.is_empty() && self.commits.is_empty() && self.chores.is_empty()
+    }
+
+    /// Returns whether its commit has to be on disk before the replies.
+    pub(super) fn must_flush(&self) -> bool {
+        let has_writes = !self.renewals.is_empty() || !self.commits.is_empty();
+        has_writes || self.chores.iter().any(|chore| chore.kind() != ChoreKind::Step)
+    }
 }
 
 /// The next work of the writer.
@@ -59,7 +72,7 @@ pub(super) enum Next {
     Closed,
 }
 
-/// Jobs in four lanes, each in the order in which they came.
+/// Jobs in lanes, each in the order in which they came.
 pub(super) struct JobQueue {
     lanes: Mutex<Lanes>,
     filled: Condvar,
@@ -69,7 +82,9 @@ pub(super) struct JobQueue {
 struct Lanes {
     renewals: VecDeque<RenewJob>,
     commits: VecDeque<CommitJob>,
-    chores: VecDeque<Box<dyn Chore>>,
+    settings: VecDeque<Box<dyn Chore>>,
+    evidence: VecDeque<Box<dyn Chore>>,
+    steps: VecDeque<Box<dyn Chore>>,
     closures: VecDeque<Closure>,
     /// Groups and closures take turns, so that neither waits for the whole of the other.
     is_closures_turn: bool,
@@ -106,8 +121,8 @@ impl JobQueue {
 
     /// Adds a job, or refuses it at once: no caller waits for room.
     ///
-    /// Only a change whose client waits for it and a closure are refused. A finish that is refused would lose a response, a
-    /// renewal would cost an `unknown`, and both are bounded by the attempts that live.
+    /// A finish and a renewal are never refused: the one would lose a response, the other would cost an `unknown`, and both
+    /// are bounded by the attempts that live.
     pub(super) fn push(&self, job: Job) -> Result<(), QueueRefusal> {
         let mut lanes = self.lock();
         if lanes.closed {
@@ -121,7 +136,13 @@ impl JobQueue {
                 lanes.commits.push_back(job);
             }
             Job::Renew(job) => lanes.renewals.push_back(job),
-            Job::Chore(chore) => lanes.chores.push_back(chore),
+            Job::Chore(chore) => {
+                let lane = lanes.lane_of(chore.kind());
+                if lane.len() >= CHORES_WAITING_MAX {
+                    return Err(QueueRefusal::Full);
+                }
+                lane.push_back(chore);
+            }
             Job::Closure(_) if lanes.closures.len() >= CLOSURES_MAX => return Err(QueueRefusal::Full),
             Job::Closure(closure) => lanes.closures.push_back(closure),
         }
@@ -177,7 +198,16 @@ impl Lanes {
     }
 
     fn has_no_group(&self) -> bool {
-        self.renewals.is_empty() && self.commits.is_empty() && self.chores.is_empty()
+        let has_chores = [&self.settings, &self.evidence, &self.steps].iter().any(|lane| !lane.is_empty());
+        self.renewals.is_empty() && self.commits.is_empty() && !has_chores
+    }
+
+    fn lane_of(&mut self, kind: ChoreKind) -> &mut VecDeque<Box<dyn Chore>> {
+        match kind {
+            ChoreKind::Setting => &mut self.settings,
+            ChoreKind::Evidence => &mut self.evidence,
+            ChoreKind::Step => &mut self.steps,
+        }
     }
 
     fn next(&mut self) -> Next {
@@ -204,7 +234,15 @@ impl Lanes {
             self.weight -= weight(&job.change);
             commits.extend(self.commits.pop_front());
         }
-        Next::Group(Group { renewals, commits, chore: self.chores.pop_front() })
+        Next::Group(Group { renewals, commits, chores: self.next_chores() })
+    }
+
+    /// Takes the chores of the next group: small ones up to a bound, settings first, and at most one step.
+    fn next_chores(&mut self) -> Vec<Box<dyn Chore>> {
+        let settings = self.settings.len().min(CHORES_MAX);
+        let evidence = self.evidence.len().min(CHORES_MAX - settings);
+        let small = self.settings.drain(..settings).chain(self.evidence.drain(..evidence));
+        small.chain(self.steps.pop_front()).collect()
     }
 }
 
@@ -241,6 +279,14 @@ const WEIGHT_MAX: usize = 64 << 20;
 /// Most closures that wait. Each takes a flush, so the last of them waits for seconds.
 const CLOSURES_MAX: usize = 4096;
 
+/// Most chores that wait in each lane: under a second of flushes for small ones. A webhook that is refused is sent again by
+/// its source; the other callers are this process's own chores and operators.
+const CHORES_WAITING_MAX: usize = 4096;
+
+/// Most settings and pieces of evidence in one transaction. At about 20 µs each, changes wait 2.5 ms for them, half as long
+/// as for other changes.
+const CHORES_MAX: usize = 128;
+
 /// Most changes in one transaction. At about 10 µs each the last waits 5 ms for the first, as long as the flush that they
 /// share.
 const CHANGES_MAX: usize = 512;
@@ -252,7 +298,10 @@ const GROUP_BYTES_MAX: usize = 4 << 20;
 mod tests {
     use ibid_core::change::Expect;
     use ibid_core::record::Nonce;
+    use rusqlite::Connection;
     use tokio::sync::oneshot;
+
+    use crate::store::sqlite::chore::ChoreContext;
 
     use super::*;
 
@@ -305,6 +354,48 @@ mod tests {
         assert_eq!(take(&queue), (0, vec![0, 1]));
         assert_eq!(take(&queue), (0, vec![u64::MAX]));
         assert_eq!(take(&queue), (0, vec![u64::MAX]));
+    }
+
+    struct NoWork(ChoreKind);
+
+    impl Chore for NoWork {
+        fn kind(&self) -> ChoreKind {
+            self.0
+        }
+
+        fn run(&mut self, _: &Connection, _: ChoreContext) -> rusqlite::Result<()> {
+            Ok(())
+        }
+
+        fn done(self: Box<Self>) {}
+
+        fn fail(self: Box<Self>, _: StoreError) {}
+    }
+
+    fn take_chores(queue: &JobQueue) -> Vec<ChoreKind> {
+        match queue.take(Some(Duration::ZERO), 0, Duration::ZERO) {
+            Next::Group(group) => group.chores.iter().map(|chore| chore.kind()).collect(),
+            Next::Closure(_) | Next::Idle | Next::Closed => Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_flood_of_evidence_delays_no_setting_and_no_step() {
+        let queue = JobQueue::new();
+        let push = |kind| queue.push(Job::Chore(Box::new(NoWork(kind))));
+        for _ in 0..CHORES_WAITING_MAX {
+            push(ChoreKind::Evidence).expect("there is room");
+        }
+        assert_eq!(push(ChoreKind::Evidence), Err(QueueRefusal::Full));
+        for kind in [ChoreKind::Step, ChoreKind::Step, ChoreKind::Setting] {
+            push(kind).expect("each kind has its own lane");
+        }
+        let first = take_chores(&queue);
+        assert_eq!(first.len(), CHORES_MAX + 1);
+        assert_eq!(first.first(), Some(&ChoreKind::Setting));
+        assert_eq!(first.last(), Some(&ChoreKind::Step));
+        assert!(first[1..CHORES_MAX].iter().all(|kind| *kind == ChoreKind::Evidence));
+        assert_eq!(take_chores(&queue).last(), Some(&ChoreKind::Step), "one step in each group");
     }
 
     #[test]

@@ -1,7 +1,5 @@
 //! Runs one read-only statement on a connection that cannot write.
 
-use std::fmt::Write as _;
-
 use rusqlite::ffi::ErrorCode;
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, Error};
@@ -64,10 +62,6 @@ fn text(value: ValueRef<'_>) -> rusqlite::Result<Option<String>> {
             Some(std::str::from_utf8(bytes).map_err(|error| Error::Utf8Error(0, error))?.to_owned())
         }
         // As PostgreSQL writes them.
-        ValueRef::Blob(bytes) => Some(bytes.iter().fold("\\x".to_owned(), |mut hex, byte| {
-            // Writing to a String has no way to fail.
-            let _ = write!(hex, "{byte:02x}");
-            hex
-        })),
+        ValueRef::Blob(bytes) => Some(format!("\\x{}", ibid_core::hex::encode(bytes))),
     })
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use bytes::Bytes;
-use ibid_core::change::StoredRecord;
+use ibid_core::change::{LoadedBody, StoredRecord};
 use ibid_core::record::{Nonce, State};
 use ibid_core::row::bits;
 use ibid_core::scope::RecordId;
@@ -215,10 +215,10 @@ impl View<'_> {
         Ok(Scan { records, rest: last.filter(|_| count == ROWS_MAX) })
     }
 
-    pub(super) fn bodies(&mut self, id: RecordId, birth: Nonce) -> rusqlite::Result<Vec<(u32, Bytes)>> {
+    pub(super) fn bodies(&mut self, id: RecordId, birth: Nonce) -> rusqlite::Result<Vec<LoadedBody>> {
         let mut bodies = self.connection.prepare_cached(include_str!("sql/bodies.sql"))?;
         let rows = bodies.query_map(params![id.as_bytes(), bits(birth)], |row| {
-            Ok((row.get(0)?, Bytes::from(row.get::<_, Vec<u8>>(1)?)))
+            Ok(LoadedBody { kind: row.get(0)?, data: row.get::<_, Vec<u8>>(1)?.into() })
         })?;
         rows.collect()
     }

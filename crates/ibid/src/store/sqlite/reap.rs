@@ -9,7 +9,7 @@ use ibid_core::reap::{ReapCount, ReapStep, ReapTarget};
 use ibid_core::scope::RecordId;
 use ibid_core::store::Cursor;
 use ibid_core::time::Timestamp;
-use rusqlite::{CachedStatement, Connection, OptionalExtension, params, params_from_iter};
+use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
 
 use super::chore::ChoreContext;
 use super::failure::{self, FailureReach};
@@ -36,7 +36,8 @@ pub(super) fn step(
         ReapTarget::Effects { keep } => effects(connection, number, limit, before(now, keep))?,
         ReapTarget::History { keep } => {
             let look = include_str!("sql/reap_history_look.sql");
-            lines(connection, look, include_str!("sql/reap_history.sql"), (number, limit), before(now, keep))?
+            let remove = include_str!("sql/reap_history.sql");
+            lines(connection, look, remove, (number, limit), before(now, keep))?.0
         }
         ReapTarget::Policies => policies(connection, limit, now)?,
         ReapTarget::Room => free_pages(connection, limit)?,
@@ -94,7 +95,7 @@ fn records(
     };
     let step = remover.step;
     if step.removed > 0 {
-        order::lower(connection)?;
+        order::lower(connection, step.removed)?;
     }
     Ok(ReapStep { next: next.map(IndexPosition::cursor), ..step })
 }
@@ -141,12 +142,10 @@ fn ranges(
 /// Sets when the range is visited again, or deletes it if no row is left.
 fn leave_range(connection: &Connection, first: i64, last: i64) -> rusqlite::Result<()> {
     let mut left = connection.prepare_cached(include_str!("sql/reap_range_left.sql"))?;
-    let (at, rows): (Option<i64>, i64) =
-        left.query_row([first, last], |row| Ok((row.get(0)?, row.get(1)?)))?;
-    match at {
+    match left.query_row([first, last], |row| row.get::<_, Option<i64>>(0))? {
         Some(at) => {
             let mut move_on = connection.prepare_cached(include_str!("sql/reap_range_move.sql"))?;
-            move_on.execute([first, at, rows]).map(drop)
+            move_on.execute([first, at]).map(drop)
         }
         None => {
             connection.prepare_cached(include_str!("sql/reap_range_drop.sql"))?.execute([first]).map(drop)
@@ -246,35 +245,31 @@ impl IndexPosition {
     }
 }
 
-/// Takes a step along rows whose numbers are in the order of time: effects and history lines.
+/// Takes a step along rows whose numbers are in the order of time: effects and history lines. Also returns the number of the
+/// last row that it looked at.
 fn lines(
     connection: &Connection,
     look: &str,
     remove: &str,
     (from, limit): (i64, u32),
     written_by: i64,
-) -> rusqlite::Result<ReapStep> {
+) -> rusqlite::Result<(ReapStep, i64)> {
     let mut look = connection.prepare_cached(look)?;
     let (last, looked, youngest): (Option<i64>, u32, Option<i64>) =
         look.query_row(params![from, limit], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
-    let (Some(last), Some(youngest)) = (last, youngest) else { return Ok(ReapStep::default()) };
+    let (Some(last), Some(youngest)) = (last, youngest) else { return Ok((ReapStep::default(), from)) };
     let removed = connection.prepare_cached(remove)?.execute(params![from, last, written_by])? as u64;
     let next = (looked == limit && youngest <= written_by).then_some(Cursor::of_i64(last));
-    Ok(ReapStep { removed, next, ..ReapStep::default() })
+    Ok((ReapStep { removed, next, ..ReapStep::default() }, last))
 }
 
 /// Takes one step over effects: removes those that are old enough, with their calls, and drops payloads of old letters.
 fn effects(connection: &Connection, from: i64, limit: u32, by: i64) -> rusqlite::Result<ReapStep> {
-    let mut look = connection.prepare_cached(include_str!("sql/reap_effects_look.sql"))?;
-    let (last, looked, youngest): (Option<i64>, u32, Option<i64>) =
-        look.query_row(params![from, limit], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
-    let (Some(last), Some(youngest)) = (last, youngest) else { return Ok(ReapStep::default()) };
-    let run = |sql, params: &[i64]| connection.prepare_cached(sql)?.execute(params_from_iter(params));
-    let removed = run(include_str!("sql/reap_effects.sql"), &[from, last, by])? as u64;
-    run(include_str!("sql/reap_calls.sql"), &[from, last])?;
-    run(include_str!("sql/reap_letters.sql"), &[from, last, by])?;
-    let next = (looked == limit && youngest <= by).then(|| Cursor::of_i64(last));
-    Ok(ReapStep { removed, next, ..ReapStep::default() })
+    let (look, remove) = (include_str!("sql/reap_effects_look.sql"), include_str!("sql/reap_effects.sql"));
+    let (step, last) = lines(connection, look, remove, (from, limit), by)?;
+    connection.prepare_cached(include_str!("sql/reap_calls.sql"))?.execute([from, last])?;
+    connection.prepare_cached(include_str!("sql/reap_letters.sql"))?.execute([from, last, by])?;
+    Ok(step)
 }
 
 /// Deletes policies that no record can name any more. New rows are ordered first, because an open record that is not

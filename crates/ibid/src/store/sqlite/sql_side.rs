@@ -10,10 +10,10 @@ use ibid_core::time::Timestamp;
 use parking_lot::Mutex;
 use rusqlite::Connection;
 
-use super::chore::ChoreContext;
+use super::chore::{ChoreContext, ChoreKind};
 use super::policies::{self, SEEN_EVERY};
 use super::{NAME, SqliteStore};
-use crate::transaction::rusqlite::Joined;
+use crate::transaction::rusqlite::JoinedTx;
 
 /// Numbers of policies that are on disk for sure: a number that a rolled-back transaction had given is not among them.
 #[derive(Debug, Default)]
@@ -57,7 +57,7 @@ impl SqlStore for SqliteStore {
             let put = move |connection: &Connection, context: ChoreContext| {
                 policies::put(connection, &stored, context.now)
             };
-            let number = self.write_chore("store a policy", true, put).await?;
+            let number = self.write_chore("store a policy", ChoreKind::Setting, put).await?;
             self.policy_numbers.put(policy, number, now);
             Ok(number)
         })
@@ -67,7 +67,7 @@ impl SqlStore for SqliteStore {
         Box::pin(async move {
             let done = self.run(move |connection| {
                 // Every statement of this transaction is ready at once, and the work waits for nothing else.
-                let ready = work(&mut Joined(connection)).now_or_never();
+                let ready = work(&mut JoinedTx(connection)).now_or_never();
                 ready.unwrap_or_else(|| {
                     Err(SqlError::new(SqlFault::Wrong, "the work waited for something else"))
                 })

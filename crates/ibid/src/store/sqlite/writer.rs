@@ -17,7 +17,7 @@ use ibid_core::time::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::batch::{ChangeGroup, run};
-use super::chore::ChoreContext;
+use super::chore::{ChoreContext, ChoreKind};
 use super::failure::{self, FailureReach};
 use super::policies::Policies;
 use super::queue::{CommitJob, Group, Next, Serving};
@@ -104,7 +104,7 @@ impl Writer {
     /// Commits a group, and replies to each of its jobs.
     fn commit(&mut self, mut group: Group) {
         drop_late(&mut group.commits);
-        if group.commits.is_empty() && group.renewals.is_empty() && group.chore.is_none() {
+        if group.is_empty() {
             return;
         }
         self.is_dirty = true;
@@ -126,20 +126,20 @@ impl Writer {
         }
     }
 
-    /// Runs a group in one transaction. A chore that fails is left out, and the rest is run again.
+    /// Runs a group in one transaction. If a chore fails with more than itself, the chores of its kind are left out, and the
+    /// rest is run again.
     fn commit_group(&mut self, group: &mut Group) -> Result<GroupOutcomes, GroupFailure> {
-        let has_chore_only = group.commits.is_empty() && group.renewals.is_empty();
-        let must_flush = !has_chore_only || group.chore.as_ref().is_some_and(|chore| chore.must_last());
-        self.set_flush(must_flush).and_then(|()| self.begin()).map_err(GroupFailure::unwritten)?;
+        self.set_flush(group.must_flush()).and_then(|()| self.begin()).map_err(GroupFailure::unwritten)?;
         let outcomes = match self.apply(group) {
             Ok(outcomes) => outcomes,
-            Err((error, is_chores)) => {
+            Err((error, kind)) => {
                 self.roll_back(failure::spoils_connection(&error));
-                let Some(chore) = group.chore.take_if(|_| is_chores && !has_chore_only) else {
-                    return Err(GroupFailure::unwritten(error));
-                };
-                chore.fail(super::chore::chore_error("run a chore", error));
-                return self.commit_group(group);
+                let failure = GroupFailure::unwritten(error);
+                for chore in group.chores.extract_if(.., |chore| Some(chore.kind()) == kind) {
+                    chore.fail(failure.store_error(CHORE));
+                }
+                let may_repeat = kind.is_some() && !group.is_empty();
+                return if may_repeat { self.commit_group(group) } else { Err(failure) };
             }
         };
         // `begin` leaves a connection.
@@ -151,12 +151,12 @@ impl Writer {
         })
     }
 
-    /// Runs every job of a group. An error says whether the chore is to blame.
-    fn apply(&mut self, group: &mut Group) -> Result<GroupOutcomes, (rusqlite::Error, bool)> {
+    /// Runs every job of a group. An error names the kind of the chore that is to blame, if one is.
+    fn apply(&mut self, group: &mut Group) -> Result<GroupOutcomes, (rusqlite::Error, Option<ChoreKind>)> {
         let connection = self.connection.as_ref().expect("a transaction is open");
         // Read once the write lock is ours, so that instants are in the order of the writes.
         let now = self.file.now();
-        let others = |error| (error, false);
+        let others = |error| (error, None);
         let mut renewals = Vec::with_capacity(group.renewals.len());
         for job in &group.renewals {
             renewals.push(renew(connection, &job.leases, now).map_err(others)?);
@@ -168,9 +168,22 @@ impl Writer {
                 commits.push(batch.apply(&job.change).map_err(others)?);
             }
         }
-        if let Some(chore) = &mut group.chore {
-            let changes = u32::try_from(group.commits.len()).unwrap_or(u32::MAX);
-            chore.run(connection, ChoreContext { now, changes }).map_err(|error| (error, true))?;
+        let sharing = group.commits.len() + group.chores.len().saturating_sub(1);
+        let context = ChoreContext { now, changes: u32::try_from(sharing).unwrap_or(u32::MAX) };
+        let mut next = 0;
+        while let Some(chore) = group.chores.get_mut(next) {
+            match chore.run(connection, context) {
+                Ok(()) => next += 1,
+                // SQLite has undone the statement that failed, and a small chore is no more than that.
+                Err(error)
+                    if chore.kind() != ChoreKind::Step
+                        && failure::reach(&error) == FailureReach::One
+                        && !connection.is_autocommit() =>
+                {
+                    group.chores.remove(next).fail(failure::store_error(CHORE, error).unwritten());
+                }
+                Err(error) => return Err((error, Some(chore.kind()))),
+            }
         }
         Ok(GroupOutcomes { renewals, commits })
     }
@@ -260,9 +273,7 @@ impl GroupOutcomes {
         for (job, outcome) in group.commits.into_iter().zip(self.commits) {
             drop(job.reply.send(outcome));
         }
-        if let Some(chore) = group.chore {
-            chore.done();
-        }
+        group.chores.into_iter().for_each(|chore| chore.done());
     }
 }
 
@@ -284,8 +295,8 @@ impl GroupFailure {
         for job in group.commits {
             drop(job.reply.send(Err(self.store_error("commit"))));
         }
-        if let Some(chore) = group.chore {
-            chore.fail(self.store_error("run a chore"));
+        for chore in group.chores {
+            chore.fail(self.store_error(CHORE));
         }
     }
 
@@ -329,7 +340,7 @@ fn renew(
 /// SQLite's own pauses grow up to 100 ms. A busy process on the same file holds the lock most of the time and frees it for
 /// moments only, so that begins would be refused and leases lapse although the lock changes hands every few
 /// milliseconds.
-fn begin(connection: &Connection, patience: Duration) -> rusqlite::Result<()> {
+pub(super) fn begin(connection: &Connection, patience: Duration) -> rusqlite::Result<()> {
     connection.busy_timeout(Duration::ZERO)?;
     let until = Instant::now() + patience;
     loop {
@@ -346,6 +357,8 @@ fn checkpoint(connection: &Connection, mode: &str) {
         tracing::debug!(%error, mode, "checkpoint put off");
     }
 }
+
+const CHORE: &str = "run a chore";
 
 /// From one try for the write lock to the next: a fraction of the shortest commit.
 const LOCK_RETRY_AFTER: Duration = Duration::from_micros(500);

@@ -3,22 +3,26 @@
 use std::time::Duration;
 
 use ibid::transaction::TxError;
+use ibid_testkit::mariadb::MariaDb;
 use ibid_testkit::postgres::Postgres;
 use tempfile::TempDir;
 
 use super::Adapter;
 
 pub(crate) use diesel::DieselPools;
+pub(crate) use mysql_async::MysqlAsyncPools;
 pub(crate) use sea_orm::SeaOrmPools;
+pub(crate) use sqlx_mysql::SqlxMysqlPools;
 pub(crate) use sqlx_postgres::SqlxPostgresPools;
 pub(crate) use sqlx_sqlite::SqlxSqlitePools;
 pub(crate) use tokio_postgres::TokioPostgresPools;
 
 /// A database for one test.
 pub(crate) struct TestDatabase {
-    /// A URL of PostgreSQL, or the path of a file.
+    /// A URL of PostgreSQL or MariaDB, or the path of a file.
     pub(crate) at: String,
     server: Option<Postgres>,
+    mariadb: Option<MariaDb>,
     _directory: Option<TempDir>,
 }
 
@@ -36,22 +40,38 @@ impl TestDatabase {
         // By default the server looks for a deadlock only after a second.
         let soon = format!("alter database {} set deadlock_timeout = '20ms'", server.database());
         server.sql(server.database(), &soon);
-        TestDatabase { at: server.url(), server: Some(server), _directory: None }
+        TestDatabase { at: server.url(), server: Some(server), mariadb: None, _directory: None }
+    }
+
+    pub(crate) fn mariadb() -> TestDatabase {
+        TestDatabase::on_mariadb(MariaDb::shared())
+    }
+
+    /// Starts a separate server, which the test may stop.
+    pub(crate) fn own_mariadb() -> TestDatabase {
+        TestDatabase::on_mariadb(MariaDb::start())
+    }
+
+    fn on_mariadb(server: MariaDb) -> TestDatabase {
+        TestDatabase { at: server.url(), server: None, mariadb: Some(server), _directory: None }
     }
 
     /// Uses a database on a server that the caller owns.
     pub(crate) fn at(url: String) -> TestDatabase {
-        TestDatabase { at: url, server: None, _directory: None }
+        TestDatabase { at: url, server: None, mariadb: None, _directory: None }
     }
 
     pub(crate) fn sqlite() -> TestDatabase {
         let directory = tempfile::tempdir().unwrap();
         let at = directory.path().join("app.db").to_str().unwrap().to_owned();
-        TestDatabase { at, server: None, _directory: Some(directory) }
+        TestDatabase { at, server: None, mariadb: None, _directory: Some(directory) }
     }
 
     pub(crate) fn stop(&mut self) {
-        self.server.take().expect("a server").stop_immediate();
+        match (self.server.take(), self.mariadb.take()) {
+            (Some(mut server), _) => server.stop_immediate(),
+            (None, server) => server.expect("a server").kill(),
+        }
     }
 }
 
@@ -116,6 +136,58 @@ mod sqlx_postgres {
 
         async fn by_caller(tx: &mut SqlxPostgresTx<'static>, sql: &'static str) -> Result<(), TxError> {
             sqlx::query(sql).execute(&mut **tx).await?;
+            Ok(())
+        }
+    }
+}
+
+mod sqlx_mysql {
+    use ibid::transaction::sqlx_mysql::{SqlxMysql, SqlxMysqlTx};
+    use sqlx::mysql::MySqlPoolOptions;
+
+    use super::*;
+
+    pub(crate) struct SqlxMysqlPools;
+
+    impl Adapter for SqlxMysqlPools {
+        type Db = SqlxMysql;
+
+        async fn open(test_db: &TestDatabase, connections: usize, patience: Duration) -> SqlxMysql {
+            let pool = MySqlPoolOptions::new().max_connections(connections as u32).acquire_timeout(patience);
+            SqlxMysql(pool.connect(&test_db.at).await.unwrap())
+        }
+
+        async fn by_caller(tx: &mut SqlxMysqlTx<'static>, sql: &'static str) -> Result<(), TxError> {
+            sqlx::query(sql).execute(&mut **tx).await?;
+            Ok(())
+        }
+    }
+}
+
+mod mysql_async {
+    use ::mysql_async::prelude::Queryable;
+    use ::mysql_async::{Opts, OptsBuilder, Pool, PoolConstraints, PoolOpts};
+    use ibid::transaction::mysql_async::{MysqlAsync, MysqlAsyncTx};
+
+    use super::*;
+
+    pub(crate) struct MysqlAsyncPools;
+
+    impl Adapter for MysqlAsyncPools {
+        type Db = MysqlAsync;
+
+        async fn open(test_db: &TestDatabase, connections: usize, patience: Duration) -> MysqlAsync {
+            let size = PoolConstraints::new(0, connections).unwrap();
+            let options = OptsBuilder::from_opts(Opts::from_url(&test_db.at).unwrap());
+            let options = options.pool_opts(PoolOpts::default().with_constraints(size));
+            let pool = Pool::new(options);
+            // The pool's own task runs where the pool is first used, and some tests have a runtime that ends early.
+            drop(pool.get_conn().await.unwrap());
+            MysqlAsync::new(pool).with_wait_max(patience)
+        }
+
+        async fn by_caller(tx: &mut MysqlAsyncTx<'static>, sql: &'static str) -> Result<(), TxError> {
+            tx.query_drop(sql).await?;
             Ok(())
         }
     }

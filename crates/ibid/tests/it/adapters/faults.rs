@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ibid::transaction::{Database, Isolated, Isolation, OwnedTx, SqlFault, SqlTx, TxError};
+use ibid::transaction::{Database, IsolatedDatabase, Isolation, OwnedTx, SqlFault, SqlTx, TxError};
 use ibid_core::sql::{Dialect, Param};
 
 use super::{Adapter, execute, fault_of, number, with_table};
@@ -35,7 +35,9 @@ pub(super) async fn an_exhausted_pool_or_a_held_lock_is_told<A: Adapter>(test_db
     let tx = pool.begin().await.unwrap();
     match tx.dialect() {
         // A wait for a connection that timed out sent nothing, but looks the same as a lost connection.
-        Dialect::Postgres => assert_eq!(fault_of(pool.begin().await), Some(SqlFault::Lost)),
+        Dialect::Postgres | Dialect::Mysql => {
+            assert_eq!(fault_of(pool.begin().await), Some(SqlFault::Lost));
+        }
         // SQLite has one writer.
         Dialect::Sqlite => {
             let other = A::open(&test_db, 1, IMPATIENT).await;
@@ -47,7 +49,7 @@ pub(super) async fn an_exhausted_pool_or_a_held_lock_is_told<A: Adapter>(test_db
 }
 
 pub(super) async fn a_row_that_moved_means_again<A: Adapter>(test_db: TestDatabase) {
-    let pool = Isolated::new(with_table::<A>(&test_db, 2).await, Isolation::RepeatableRead);
+    let pool = IsolatedDatabase::new(with_table::<A>(&test_db, 2).await, Isolation::RepeatableRead);
     let (mut ann, mut bob) = (pool.begin().await.unwrap(), pool.begin().await.unwrap());
     for tx in [&mut ann, &mut bob] {
         assert_eq!(number(tx, "select n from thing where id = 1").await, 0);
@@ -62,7 +64,7 @@ pub(super) async fn a_row_that_moved_means_again<A: Adapter>(test_db: TestDataba
 
 /// Each reads what the other writes. The second to commit is refused, in its last statement or its commit.
 pub(super) async fn a_commit_that_would_not_serialize_means_again<A: Adapter>(test_db: TestDatabase) {
-    let pool = Isolated::new(with_table::<A>(&test_db, 2).await, Isolation::Serializable);
+    let pool = IsolatedDatabase::new(with_table::<A>(&test_db, 2).await, Isolation::Serializable);
     let (mut ann, mut bob) = (pool.begin().await.unwrap(), pool.begin().await.unwrap());
     for (tx, id) in [(&mut ann, 1), (&mut bob, 2)] {
         assert_eq!(number(tx, "select count(*) from thing where n = 0").await, 2);
@@ -115,7 +117,11 @@ pub(super) async fn a_lock_waited_for_in_vain_is_told<A: Adapter>(test_db: TestD
     let pool = with_table::<A>(&test_db, 2).await;
     let (mut ann, mut bob) = (pool.begin().await.unwrap(), pool.begin().await.unwrap());
     execute(&mut ann, TOUCH, &[Param::I64(1)]).await.unwrap();
-    execute(&mut bob, "set local lock_timeout = '50ms'", &[]).await.unwrap();
+    let limit = match bob.dialect() {
+        Dialect::Mysql => "set innodb_lock_wait_timeout = 1",
+        Dialect::Postgres | Dialect::Sqlite => "set local lock_timeout = '50ms'",
+    };
+    execute(&mut bob, limit, &[]).await.unwrap();
     assert_eq!(fault_of(execute(&mut bob, TOUCH, &[Param::I64(1)]).await), Some(SqlFault::LockTimeout));
     bob.rollback().await.unwrap();
     let mut bob = pool.begin().await.unwrap();
@@ -128,13 +134,13 @@ pub(super) async fn a_terminated_connection_is_lost_and_the_pool_is_not<A: Adapt
     let operator = A::open(&test_db, 1, super::PATIENT).await;
     for at_commit in [false, true] {
         let mut tx = pool.begin().await.unwrap();
-        let backend = number(&mut tx, "select pg_backend_pid()::int8").await;
+        let backend = match tx.dialect() {
+            Dialect::Mysql => number(&mut tx, "select connection_id()").await,
+            Dialect::Postgres | Dialect::Sqlite => number(&mut tx, "select pg_backend_pid()::int8").await,
+        };
         execute(&mut tx, TOUCH, &[Param::I64(1)]).await.unwrap();
         let mut admin = operator.begin().await.unwrap();
-        // Waits until the server process has ended.
-        let end = "select pg_terminate_backend($1::int4, 60000)::int4::int8";
-        let ended = super::query(&mut admin, end, &[ibid_core::sql::Type::I64], &[Param::I64(backend)]).await;
-        assert_eq!(ended.unwrap()[0].i64().unwrap(), 1);
+        terminate(&mut admin, backend).await;
         admin.rollback().await.unwrap();
         let lost = match at_commit {
             true => fault_of(tx.commit().await),
@@ -147,6 +153,47 @@ pub(super) async fn a_terminated_connection_is_lost_and_the_pool_is_not<A: Adapt
         assert_eq!(lost, Some(SqlFault::Lost));
         let mut tx = pool.begin().await.unwrap();
         assert_eq!(number(&mut tx, "select n from thing where id = 1").await, 0);
+        tx.rollback().await.unwrap();
+    }
+}
+
+/// Ends a session, and waits until it has ended.
+async fn terminate(admin: &mut impl SqlTx, session: i64) {
+    if admin.dialect() == Dialect::Mysql {
+        execute(admin, &format!("kill connection {session}"), &[]).await.unwrap();
+        let left = format!("select count(*) from information_schema.processlist where id = {session}");
+        while number(admin, &left).await > 0 {
+            tokio::task::yield_now().await;
+        }
+        return;
+    }
+    let end = "select pg_terminate_backend($1::int4, 60000)::int4::int8";
+    let ended = super::query(admin, end, &[ibid_core::sql::Type::I64], &[Param::I64(session)]).await;
+    assert_eq!(ended.unwrap()[0].i64().unwrap(), 1);
+}
+
+/// MariaDB does this under `innodb_snapshot_isolation`, which newer versions turn on by default.
+pub(super) async fn a_row_that_changed_since_the_snapshot_means_again<A: Adapter>(test_db: TestDatabase) {
+    let pool = IsolatedDatabase::new(with_table::<A>(&test_db, 2).await, Isolation::RepeatableRead);
+    let (mut ann, mut bob) = (pool.begin().await.unwrap(), pool.begin().await.unwrap());
+    execute(&mut bob, "set innodb_snapshot_isolation = on", &[]).await.unwrap();
+    assert_eq!(number(&mut bob, "select n from thing where id = 1").await, 0);
+    execute(&mut ann, TOUCH, &[Param::I64(1)]).await.unwrap();
+    ann.commit().await.unwrap();
+    assert_eq!(fault_of(execute(&mut bob, TOUCH, &[Param::I64(1)]).await), Some(SqlFault::Serialization));
+}
+
+pub(super) async fn a_transaction_runs_at_the_chosen_level<A: Adapter>(test_db: TestDatabase) {
+    let pool = with_table::<A>(&test_db, 2).await;
+    for (level, seen) in [(Isolation::ReadCommitted, 1), (Isolation::RepeatableRead, 0)] {
+        let isolated = IsolatedDatabase::new(A::open(&test_db, 1, super::PATIENT).await, level);
+        let mut tx = isolated.begin().await.unwrap();
+        let before = number(&mut tx, "select n from thing where id = 1").await;
+        let mut other = pool.begin().await.unwrap();
+        execute(&mut other, TOUCH, &[Param::I64(1)]).await.unwrap();
+        other.commit().await.unwrap();
+        let added = number(&mut tx, "select n from thing where id = 1").await - before;
+        assert_eq!(added, seen, "{level:?}");
         tx.rollback().await.unwrap();
     }
 }

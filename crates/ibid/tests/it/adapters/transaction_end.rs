@@ -121,7 +121,7 @@ pub(super) async fn what_the_server_aborted_is_not_committed<A: Adapter>(test_db
     let pool = with_table::<A>(&test_db, 1).await;
     let insert = "insert into thing (id, n) values (3, 0)";
 
-    // A caller that ignores an error of its own statement.
+    // A caller that ignores the error of a statement.
     let mut tx = pool.begin().await.unwrap();
     execute(&mut tx, insert, &[]).await.unwrap();
     assert!(A::by_caller(&mut tx, "select 1 / (n * 0) from thing").await.is_err());
@@ -134,4 +134,56 @@ pub(super) async fn what_the_server_aborted_is_not_committed<A: Adapter>(test_db
     assert_eq!(fault_of(tx.commit().await), Some(SqlFault::Wrong));
 
     assert_eq!(number(&mut pool.begin().await.unwrap(), COUNT).await, 2);
+}
+
+/// After a deadlock MySQL has rolled back, and before a change of the schema it has committed. In both cases later statements
+/// would be committed one by one.
+pub(super) async fn what_the_server_ended_is_not_committed<A: Adapter>(test_db: TestDatabase) {
+    let pool = with_table::<A>(&test_db, 2).await;
+    let insert = "insert into thing (id, n) values (3, 0)";
+
+    // A caller that ignores a deadlock, as the victim: its transaction wrote less.
+    let (mut ann, mut bob) = (pool.begin().await.unwrap(), pool.begin().await.unwrap());
+    A::by_caller(&mut ann, "insert into thing (id, n) values (4, 0)").await.unwrap();
+    A::by_caller(&mut bob, "insert into thing (id, n) values (5, 0), (6, 0), (7, 0)").await.unwrap();
+    A::by_caller(&mut bob, "update thing set n = 1 where id = 2").await.unwrap();
+    let crossed = tokio::join!(
+        A::by_caller(&mut ann, "update thing set n = 1 where id in (1, 2)"),
+        A::by_caller(&mut bob, "update thing set n = 1 where id = 4"),
+    );
+    assert!(matches!(crossed, (Err(_), Ok(()))), "{crossed:?}");
+    assert_eq!(fault_of(execute(&mut ann, insert, &[]).await), Some(SqlFault::Wrong));
+    assert_eq!(fault_of(ann.commit().await), Some(SqlFault::Wrong));
+    bob.rollback().await.unwrap();
+
+    let mut ann = pool.begin().await.unwrap();
+    A::by_caller(&mut ann, "create table other (id int)").await.unwrap();
+    assert_eq!(fault_of(execute(&mut ann, insert, &[]).await), Some(SqlFault::Wrong));
+    assert_eq!(fault_of(ann.commit().await), Some(SqlFault::Wrong));
+
+    // A caller's error that ended nothing is the caller's own business.
+    let mut ann = pool.begin().await.unwrap();
+    assert!(A::by_caller(&mut ann, "insert into thing (id, n) values (1, 0)").await.is_err());
+    execute(&mut ann, insert, &[]).await.unwrap();
+    ann.commit().await.unwrap();
+    assert_eq!(number(&mut pool.begin().await.unwrap(), COUNT).await, 3);
+}
+
+/// MySQL undoes only the statement that failed, and would commit those before it.
+pub(super) async fn what_is_half_written_is_not_committed<A: Adapter>(test_db: TestDatabase) {
+    let pool = with_table::<A>(&test_db, 1).await;
+    let (insert, again) =
+        ("insert into thing (id, n) values (3, 0)", "insert into thing (id, n) values (1, 0)");
+    let mut tx = pool.begin().await.unwrap();
+    execute(&mut tx, insert, &[]).await.unwrap();
+    assert!(execute(&mut tx, again, &[]).await.is_err());
+    assert_eq!(fault_of(tx.commit().await), Some(SqlFault::Wrong));
+
+    let mut tx = pool.begin().await.unwrap();
+    execute(&mut tx, "savepoint early", &[]).await.unwrap();
+    assert!(execute(&mut tx, again, &[]).await.is_err());
+    execute(&mut tx, "rollback to savepoint early", &[]).await.unwrap();
+    execute(&mut tx, "insert into thing (id, n) values (4, 0)", &[]).await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(number(&mut pool.begin().await.unwrap(), "select max(id) from thing where id <> 3").await, 4);
 }

@@ -17,17 +17,17 @@ async fn attempts_that_live_at_once_are_bounded() {
     let (first, second) = (world.run("a").await, world.run("b").await);
     let refused = world.ibid.begin(world.ask("c")).await.expect_err("no room");
     assert!(refused.is_overloaded(), "{refused}");
-    first.finish(created_response()).await;
-    world.run("c").await.finish(created_response()).await;
+    let _ = first.finish(created_response()).await;
+    let _ = world.run("c").await.finish(created_response()).await;
     drop(second);
 }
 
 #[tokio::test]
 async fn stored_records_answer_while_there_is_no_room() {
     let world = world_for(2).await;
-    world.run("done").await.finish(created_response()).await;
-    world.run("unknown").await.unknown(ErrorCode::Broken).await;
-    world.run("released").await.release(ErrorCode::NotSent).await;
+    let _ = world.run("done").await.finish(created_response()).await;
+    let _ = world.run("unknown").await.unknown(ErrorCode::Broken).await;
+    let _ = world.run("released").await.release(ErrorCode::NotSent).await;
     let _attempts = [world.run("running").await, world.run("other").await];
     assert!(matches!(world.begin("done").await, Begin::Skip(Outcome::Completed(_))));
     assert!(matches!(world.begin("running").await, Begin::Skip(Outcome::InFlight { .. })));
@@ -74,5 +74,46 @@ async fn an_ending_attempt_counts_once() {
     }
     world.store.set(StoreFault::None);
     assert!(matches!(third.await.expect("no panic"), Ok(Begin::Run(_))));
-    ends.await.expect("no panic");
+    let _ = ends.await.expect("no panic");
+}
+
+#[tokio::test]
+async fn begins_at_the_same_moment_do_not_exceed_the_bound() {
+    let world = world_for(4).await;
+    world.store.set(StoreFault::Hangs);
+    let mut begins = tokio::task::JoinSet::new();
+    for n in 0..100 {
+        let (ibid, ask) = (world.ibid.clone(), world.ask(&format!("k{n}")));
+        begins.spawn(async move { ibid.begin(ask).await });
+    }
+    // Those that are refused end while the others wait for the store.
+    for _ in 0..96 {
+        let outcome = begins.join_next().await.expect("one of them").expect("no panic");
+        assert!(outcome.as_ref().is_err_and(|refused| refused.is_overloaded()), "{outcome:?}");
+    }
+    assert_eq!(world.store.commits(), 4);
+    world.store.set(StoreFault::None);
+    let runs = begins.join_all().await;
+    assert!(runs.iter().all(|begun| matches!(begun, Ok(Begin::Run(_)))) && runs.len() == 4, "{runs:?}");
+    drop(runs);
+    world.ibid.settled().await;
+    assert!(matches!(world.begin("again").await, Begin::Run(_)), "their slots are free again");
+}
+
+#[tokio::test]
+async fn duplicates_of_a_begin_on_its_way_take_no_slots() {
+    let world = world_for(2).await;
+    world.store.set(StoreFault::Hangs);
+    let mut begins = tokio::task::JoinSet::new();
+    for _ in 0..100 {
+        let (ibid, ask) = (world.ibid.clone(), world.ask("k"));
+        begins.spawn(async move { ibid.begin(ask).await });
+    }
+    while world.store.commits() == 0 {
+        tokio::task::yield_now().await;
+    }
+    world.store.set(StoreFault::None);
+    let _other = world.run("other").await;
+    let outcomes = begins.join_all().await;
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
 }

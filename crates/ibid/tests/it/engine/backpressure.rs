@@ -99,5 +99,5 @@ async fn retry_after_is_run_time_capped_by_the_remaining_lease() {
         let waited = world.ibid.wait(world.ask("slow"), Duration::ZERO).await;
         assert!(matches!(waited, Ok(Outcome::InFlight { retry_in: again }) if again == retry_in));
     }
-    attempt.finish(created_response()).await;
+    let _ = attempt.finish(created_response()).await;
 }

@@ -12,7 +12,7 @@ use ibid_core::store::BoxFuture;
 use ibid_testkit::contract::{TestRecord, draft, insert, put};
 
 use super::*;
-use crate::request_fixture::ask;
+use crate::request_fixture::{ask, takes_over_at_start};
 
 #[tokio::test]
 async fn a_sweep_continues_behind_records_that_have_to_wait() {
@@ -32,7 +32,7 @@ async fn a_sweep_continues_behind_records_that_have_to_wait() {
 #[tokio::test]
 async fn the_reaper_removes_nothing_right_after_a_clock_leap() {
     let world = world(Policy::default()).await;
-    world.run("done").await.finish(created_response()).await;
+    let _ = world.run("done").await.finish(created_response()).await;
     let start = world.only_record().await.now;
     world.hands.advance(Duration::from_secs(25 * 3600));
     // Any operation shows the leap.
@@ -42,7 +42,7 @@ async fn the_reaper_removes_nothing_right_after_a_clock_leap() {
     world.hands.set(start);
     let _other = world.run("set right").await;
     assert_eq!(reap().await, 0, "it has not expired");
-    let node = Ibid::for_upkeep(world.store.clone());
+    let node = Ibid::for_upkeep(world.store.clone(), takes_over_at_start());
     world.hands.advance(Duration::from_secs(25 * 3600));
     let reaped = upkeep::reap_once(&node, Retention::default()).await.expect("a round");
     assert_eq!(reaped.removed, 1, "a process that has seen no leap");
@@ -76,11 +76,11 @@ async fn the_reconciler_gets_past_records_of_other_processes() {
         let outcome =
             world.ibid.begin(ask(&world.ibid, "shop", &format!("k{n}"), reconciled_by(route))).await;
         let Ok(Begin::Run(attempt)) = outcome else { panic!("{outcome:?}") };
-        attempt.unknown(ErrorCode::Broken).await;
+        let _ = attempt.unknown(ErrorCode::Broken).await;
         world.hands.advance(Duration::from_micros(1));
     }
     world.hands.advance(Duration::from_secs(600));
-    let node = Ibid::for_upkeep(world.store.clone());
+    let node = Ibid::for_upkeep(world.store.clone(), takes_over_at_start());
     node.reconcile_with(Arc::new(LookupOf("ours")));
     let mut asked = 0;
     for _ in 0..2 {
@@ -94,9 +94,9 @@ async fn a_chore_that_panics_ends_no_other() {
     let world = world(Policy::default()).await;
     let outcome = world.ibid.begin(ask(&world.ibid, "shop", "k", reconciled_by("theirs"))).await;
     let Ok(Begin::Run(attempt)) = outcome else { panic!("{outcome:?}") };
-    attempt.unknown(ErrorCode::Broken).await;
+    let _ = attempt.unknown(ErrorCode::Broken).await;
     world.hands.advance(Duration::from_secs(600));
-    let node = Ibid::for_upkeep(world.store.clone());
+    let node = Ibid::for_upkeep(world.store.clone(), takes_over_at_start());
     node.reconcile_with(Arc::new(LookupOf("")));
     let chores = tokio::spawn(upkeep::run(node.clone(), Schedule::default()));
     let status = |name| node.chores().into_iter().find(|chore| chore.name == name);
@@ -116,7 +116,8 @@ async fn a_chore_that_panics_ends_no_other() {
     chores.abort();
 }
 
-async fn report(world: &World, id: RecordId, owner: Option<Nonce>, event: usize) {
+/// Stores a report that a record was executed, without applying it.
+pub(super) async fn report(world: &World, id: RecordId, owner: Option<Nonce>, event: usize) {
     let answer =
         AttemptResponse { status: 201, retry_after: false, kept: None, provider_id: None, proof: None };
     let evidence = Evidence {
@@ -141,7 +142,7 @@ async fn the_evidence_chore_gets_past_evidence_without_a_record() {
         report(&world, TestRecord::fresh().id, None, event).await;
     }
     report(&world, record.id, Some(record.owner), without_record).await;
-    let node = Ibid::for_upkeep(world.store.clone());
+    let node = Ibid::for_upkeep(world.store.clone(), takes_over_at_start());
     assert_eq!(upkeep::apply_evidence_once(&node).await.expect("a round"), 0);
     assert_eq!(upkeep::apply_evidence_once(&node).await.expect("a round"), 1);
     assert_eq!(world.state().await, State::Completed);

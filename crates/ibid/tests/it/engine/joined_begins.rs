@@ -56,7 +56,7 @@ async fn a_burst_of_duplicates_costs_one_write() {
     while world.ibid.waiting() == 0 {
         tokio::task::yield_now().await;
     }
-    runs.pop().expect("an attempt").finish(created_response()).await;
+    let _ = runs.pop().expect("an attempt").finish(created_response()).await;
     for waited in waits.join_all().await {
         assert!(matches!(waited, Ok(Outcome::Completed(_) | Outcome::InFlight { .. })), "{waited:?}");
     }
@@ -66,7 +66,7 @@ async fn a_burst_of_duplicates_costs_one_write() {
 #[tokio::test]
 async fn a_burst_of_retries_of_a_released_key_runs_one() {
     let world = world(Policy::default()).await;
-    world.run("k").await.release(ErrorCode::NotSent).await;
+    let _ = world.run("k").await.release(ErrorCode::NotSent).await;
     let before = world.store.commits();
     let begins = start_begins(&world, 1_000).await;
     world.store.set(StoreFault::None);
@@ -108,7 +108,7 @@ async fn joined_begins_outlive_the_client_of_the_first() {
     // The first begin continues without its client, and releases the key: a joined begin may be early or late for that.
     assert!(runs.len() <= 1 && refused == 0, "{} {in_use} {refused}", runs.len());
     for attempt in runs {
-        attempt.finish(created_response()).await;
+        let _ = attempt.finish(created_response()).await;
     }
     world.ibid.settled().await;
     assert!(matches!(world.state().await, State::Retryable | State::Completed));

@@ -14,7 +14,7 @@ async fn lapsed_record() -> (World, Ibid) {
     let world = world(Policy::default().with(|policy| policy.on_lapse = OnLapse::Retry)).await;
     std::mem::forget(world.run("k").await);
     world.hands.advance(world.policy.lease);
-    let node = Ibid::start(world.store.clone(), Settings::default()).await.expect("it starts");
+    let node = Ibid::start(world.store.clone(), takes_over_at_start()).await.expect("it starts");
     (world, node)
 }
 

@@ -1,6 +1,7 @@
 //! Writes that the store rejects permanently, for example after a permission was revoked: they end, and report it.
 
 use super::*;
+use crate::request_fixture::takes_over_at_start;
 
 #[tokio::test(start_paused = true)]
 async fn a_permanently_rejected_finish_is_given_up_at_last() {
@@ -17,7 +18,9 @@ async fn a_permanently_rejected_finish_is_given_up_at_last() {
     assert_eq!((world.store.commits(), world.state().await), (sent, State::InProgress), "it is given up");
     // The record lapses like that of any owner that went silent.
     world.hands.advance(world.policy.lease);
-    upkeep::sweep_once(&Ibid::for_upkeep(world.store.clone())).await.expect("the store answers");
+    upkeep::sweep_once(&Ibid::for_upkeep(world.store.clone(), takes_over_at_start()))
+        .await
+        .expect("the store answers");
     assert_eq!(world.state().await, State::Unknown);
 }
 
@@ -45,7 +48,7 @@ async fn a_record_that_can_not_be_written_holds_up_no_sweep() {
     let world = world(Policy::default()).await;
     std::mem::forget(world.run("k").await);
     world.hands.advance(world.policy.lease);
-    let node = Ibid::for_upkeep(world.store.clone());
+    let node = Ibid::for_upkeep(world.store.clone(), takes_over_at_start());
     world.store.set(StoreFault::Refuses);
     let swept = tokio::time::timeout(Duration::from_secs(10), upkeep::sweep_once(&node)).await;
     assert_eq!(swept.expect("it ends").expect("the store answers"), 0, "and counts nothing");

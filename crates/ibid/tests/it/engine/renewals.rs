@@ -25,7 +25,7 @@ async fn leases_of_many_attempts_are_renewed_together() {
     for (mut attempt, renewal) in attempts {
         attempt.ready().await.expect("the lease was renewed all the time");
         drop(renewal);
-        attempt.release(ErrorCode::ClientGone).await;
+        let _ = attempt.release(ErrorCode::ClientGone).await;
     }
     assert_eq!(upkeep::sweep_once(&world.ibid).await.expect("the store answers"), 0);
 }
@@ -43,7 +43,7 @@ async fn a_renewal_that_hangs_is_repeated_before_the_lease_ends() {
     tokio::time::sleep(32 * SECOND).await;
     assert!(world.store.renewals() >= 2);
     attempt.ready().await.expect("the lease was renewed");
-    attempt.release(ErrorCode::ClientGone).await;
+    let _ = attempt.release(ErrorCode::ClientGone).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -51,7 +51,7 @@ async fn an_ended_attempt_is_not_renewed() {
     let world = world(Policy::default()).await;
     let attempt = world.run("k").await;
     drop(attempt.keep_alive());
-    attempt.finish(created_response()).await;
+    let _ = attempt.finish(created_response()).await;
     tokio::time::sleep(120 * SECOND).await;
     assert_eq!(world.store.renewals(), 0);
 }

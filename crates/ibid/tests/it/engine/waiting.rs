@@ -18,6 +18,16 @@ async fn a_wait_is_bounded_while_the_store_hangs() {
     }
 }
 
+/// The last look starts when the wait is over, and its answer is the outcome of the wait.
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_ends_is_told_that_the_request_runs() {
+    let world = world(Policy::default()).await;
+    let _attempt = world.run("k").await;
+    world.store.set(StoreFault::SlowReads);
+    let waited = world.ibid.wait(world.ask("k"), secs(5)).await;
+    assert!(matches!(waited, Ok(Outcome::InFlight { .. })), "{waited:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_wait_outlasts_a_read_that_hangs_for_a_while() {
     let world = world(Policy::default()).await;

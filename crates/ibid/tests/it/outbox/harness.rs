@@ -57,9 +57,23 @@ impl World {
     pub(super) async fn new() -> World {
         let (clock, hands) = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
         let world = World::open(Arc::new(tempfile::tempdir().unwrap()), clock, hands).await;
-        world.sql("create table payment (key text primary key)");
-        world.sql("create table ledger (line text not null, name text not null, payload blob not null)");
+        world.create_tables();
         world
+    }
+
+    fn create_tables(&self) {
+        self.sql("create table payment (key text primary key)");
+        self.sql("create table ledger (line text not null, name text not null, payload blob not null)");
+    }
+
+    pub(super) fn clock(&self) -> Clock {
+        self.clock.clone()
+    }
+
+    /// Makes another file with the same clock, on which no process has started yet.
+    pub(super) async fn empty_beside(&self) -> EmptyWorld {
+        let directory = Arc::new(tempfile::tempdir().unwrap());
+        EmptyWorld { clock: self.clock.clone(), hands: self.hands.clone(), directory }
     }
 
     /// Starts another store and engine on the same file.
@@ -68,13 +82,11 @@ impl World {
     }
 
     async fn open(directory: Arc<TempDir>, clock: Clock, hands: ClockSetter) -> World {
-        let busy_timeout = Duration::from_secs(30);
-        let options = SqliteOptions::default().with(|options| {
-            options.clock = clock.clone();
-            options.busy_timeout = busy_timeout;
-        });
-        let store = SqliteStore::open(&directory.path().join("app.db"), options).unwrap();
-        let ibid = Ibid::start(Arc::new(store), Settings::default()).await.unwrap();
+        let store = open(&directory, &clock);
+        // A copy waits twice as long.
+        let settings =
+            Settings::default().with(|settings| settings.identity_valid_for = Duration::from_secs(1));
+        let ibid = Ibid::start(store, settings).await.unwrap();
         World { ibid, clock, hands, directory }
     }
 
@@ -221,6 +233,34 @@ impl World {
         let connection = self.connection();
         let mut query = connection.prepare(sql).unwrap();
         query.query_map(params, |row| row.get(0)).unwrap().collect::<Result<_, _>>().unwrap()
+    }
+}
+
+fn open(directory: &TempDir, clock: &Clock) -> Arc<SqliteStore> {
+    let options = SqliteOptions::default().with(|options| {
+        options.clock = clock.clone();
+        options.busy_timeout = Duration::from_secs(30);
+    });
+    Arc::new(SqliteStore::open(&directory.path().join("app.db"), options).unwrap())
+}
+
+/// A file on which no process has started yet.
+pub(super) struct EmptyWorld {
+    clock: Clock,
+    hands: ClockSetter,
+    directory: Arc<TempDir>,
+}
+
+impl EmptyWorld {
+    pub(super) fn store(&self) -> Arc<SqliteStore> {
+        open(&self.directory, &self.clock)
+    }
+
+    /// Starts an engine on it, with the application's tables.
+    pub(super) async fn start(self) -> World {
+        let world = World::open(self.directory, self.clock, self.hands).await;
+        world.create_tables();
+        world
     }
 }
 

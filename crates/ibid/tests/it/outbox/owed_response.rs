@@ -9,11 +9,11 @@ use ibid_core::effect::{EffectRules, NewEffect, Safety};
 use ibid_core::machine::EffectState::{Claimed, Done, Queued, Unknown};
 use ibid_core::record::State;
 
-use super::both_databases::{Psp, Site, charge, on_both_databases};
+use super::every_database::{Psp, Site, charge, on_every_database};
 use super::harness::{ask, because};
 use crate::lossy_database::{Lossy, Reply};
 
-on_both_databases!(
+on_every_database!(
     an_owed_answer_outlives_a_worker_killed_in_its_call,
     an_owed_answer_outlives_a_worker_killed_before_recording,
     an_owed_answer_is_not_given_by_a_worker_that_comes_back_late,

@@ -12,7 +12,7 @@ use ibid::outbox::{
 use ibid::outcome::Outcome;
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
 use ibid::transaction::sqlx_postgres::{SqlxPostgres, SqlxPostgresTx};
-use ibid::transaction::{Database, Isolated, Isolation};
+use ibid::transaction::{Database, IsolatedDatabase, Isolation};
 use ibid::{Ibid, Settings};
 use ibid_core::evidence::EffectRef;
 use ibid_core::machine::EffectState::{Done, Queued, Unknown};
@@ -23,7 +23,7 @@ use tokio::sync::Semaphore;
 
 use crate::lossy_database::{Lossy, Reply};
 
-use super::both_databases::{evidence_report, executed_observation};
+use super::every_database::{evidence_report, executed_observation};
 use super::harness::{Gate, Provider, ask, because, begin, made_outcome};
 
 /// One node of an application.
@@ -173,7 +173,7 @@ async fn stricter_isolation_costs_tries_and_changes_nothing() {
         node.pay(&format!("{level:?}"), (0..40).map(|n| charge(&format!("e{n}")))).await;
         let (ann, bob) = (Provider::new("ann", |_| made_outcome()), Provider::new("bob", |_| made_outcome()));
         let worker = |provider: &Provider| {
-            let database = Isolated::new(node.database.clone(), level);
+            let database = IsolatedDatabase::new(node.database.clone(), level);
             let worker =
                 Worker::builder(node.ibid.clone(), database).on("charge", Recording(provider.clone()));
             worker.concurrency(5).build().unwrap()

@@ -8,10 +8,10 @@ use ibid::outcome::Begin;
 use ibid::transaction::Database;
 use ibid_core::response::Response;
 
-use super::both_databases::{Site, lost, on_both_databases, settled_at_once};
+use super::every_database::{Site, lost, on_every_database, settled_at_once};
 use super::harness::{ask, made_outcome};
 
-on_both_databases!(a_call_gets_the_trace_of_the_enqueuing_request);
+on_every_database!(a_call_gets_the_trace_of_the_enqueuing_request);
 
 async fn a_call_gets_the_trace_of_the_enqueuing_request<D: Database + Clone + 'static>(site: Site<D>) {
     let effect = settled_at_once().verified();
@@ -53,7 +53,7 @@ async fn pay<D: Database + Clone + 'static>(
     let Begin::Run(mut attempt) = site.ibid.begin(ask).await.unwrap() else { panic!("not to be run") };
     let mut inside = attempt.inside(site.database.begin().await.unwrap()).await.unwrap();
     inside.enqueue(effect).await.unwrap();
-    inside.finish(Response::plain(201, "text/plain", String::new())).await.unwrap();
+    let _ = inside.finish(Response::plain(201, "text/plain", String::new())).await.unwrap();
 }
 
 /// Records its calls. The first call of each effect is lost, and was not made.
@@ -88,13 +88,13 @@ mod exported_spans {
 
     #[tokio::test]
     async fn a_workers_span_continues_the_requests_trace_on_sqlite() {
-        a_workers_span_continues_the_requests_trace(super::super::both_databases::sqlite().await).await;
+        a_workers_span_continues_the_requests_trace(super::super::every_database::sqlite().await).await;
     }
 
     #[cfg(all(feature = "postgres", feature = "sqlx-postgres"))]
     #[tokio::test]
     async fn a_workers_span_continues_the_requests_trace_on_postgres() {
-        a_workers_span_continues_the_requests_trace(super::super::both_databases::postgres().await).await;
+        a_workers_span_continues_the_requests_trace(super::super::every_database::postgres().await).await;
     }
 
     async fn a_workers_span_continues_the_requests_trace<D: Database + Clone + 'static>(site: Site<D>) {

@@ -16,12 +16,12 @@ use ibid_core::machine::EffectState::{Claimed, Discarded, Done, Queued, Unknown}
 use ibid_core::machine::Observation;
 use ibid_core::record::State;
 
-use super::both_databases::{
-    Psp, Site, charge, evidence_report, executed_observation, lost, name, on_both_databases, settled_at_once,
+use super::every_database::{
+    Psp, Site, charge, evidence_report, executed_observation, lost, name, on_every_database, settled_at_once,
 };
 use super::harness::{World, ask, because, begin, effects_sql};
 
-on_both_databases!(
+on_every_database!(
     an_unknown_effect_is_settled_by_its_downstream_key,
     an_unknown_effect_is_settled_by_its_provider_id,
     the_record_that_waits_for_it_is_answered_by_the_same_commit,
@@ -188,7 +188,7 @@ async fn evidence_from_before_the_effect_is_kept_for_it<D: Database + Clone + 's
     assert_eq!(site.hear("evt_2", &at, Observation::NotExecuted).await, EvidenceResult::Premature);
     let mut inside = attempt.inside(site.database.begin().await.unwrap()).await.unwrap();
     inside.enqueue(charge().owing()).await.unwrap();
-    inside.owe().await.unwrap();
+    let _ = inside.owe().await.unwrap();
     assert_eq!(site.only_effect().await.downstream_key, downstream_key(&record.id, record.birth, "charge"));
     let worker = site.worker(&psp);
     worker.run_once().await.unwrap();

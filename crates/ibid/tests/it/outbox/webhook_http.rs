@@ -25,20 +25,18 @@ fn pointer(text: &str) -> Pointer {
 
 fn hook() -> Hook {
     let provider_id = ProviderIdAt { kind: "charge".into(), id: pointer("/data/id") };
+    let target = HookTarget::Either { downstream_key: pointer("/data/key"), provider_id };
     Hook {
         name: "psp".to_owned(),
         scheme: SignatureScheme::Standard,
         secrets: vec![HookSecret::parse(&SignatureScheme::Standard, SECRET).unwrap()],
-        mapping: HookMapping {
-            target: HookTarget::Either { downstream_key: pointer("/data/key"), provider_id },
-            outcome: pointer("/type"),
-            executed: vec![("paid".to_owned(), 201), ("declined".to_owned(), 402)],
-            not_executed: vec!["void".to_owned()],
-            body: pointer("/data"),
-            provider_id: Some(pointer("/data/id")),
-            event: None,
-            event_time: Some(pointer("/at")),
-        },
+        mapping: HookMapping::new(target, pointer("/type")).with(|mapping| {
+            mapping.executed = vec![("paid".to_owned(), 201), ("declined".to_owned(), 402)];
+            mapping.not_executed = vec!["void".to_owned()];
+            mapping.body = pointer("/data");
+            mapping.provider_id = Some(pointer("/data/id"));
+            mapping.event_time = Some(pointer("/at"));
+        }),
     }
 }
 

@@ -7,7 +7,7 @@ use ibid::outcome::{Begin, Outcome};
 use ibid::phase::{CallVerification, Care, OutsideCallError, PhaseError};
 use ibid::transaction::TxError;
 use ibid::upkeep;
-use ibid_core::record::State;
+use ibid_core::record::{ErrorCode, State};
 
 use super::external_call::{Charge, Provider, let_go};
 use super::in_transaction::crash;
@@ -89,7 +89,7 @@ async fn a_call_whose_key_may_be_forgotten_is_left_to_a_person<A: Adapter>(world
 async fn a_call_that_was_never_made_may_be_made_however_late<A: Adapter>(world: &World<A>) {
     let (key, provider) = ("never made", Provider::default());
     let attempt = world.begin(key).await;
-    assert!(matches!(attempt.finish(answer(503)).await, Outcome::Released));
+    assert!(matches!(attempt.release(ErrorCode::NotSent).await, Outcome::Released));
     world.grow_older(key, 25).await;
     let mut attempt = world.begin(key).await;
     let made: Charge = attempt.outside("charge", Care::Repeatable, |key| provider.charge(key)).await;
@@ -150,21 +150,21 @@ async fn a_call_in_doubt_is_made_again_by_whoever_comes_to_it<A: Adapter>(world:
         let (key, provider) = (format!("in doubt, {end:?}"), Provider::default());
         freed_in_doubt(world, &key, &provider, end).await;
         // An attempt that does not reach the call, or certainly does not make it, does not end the doubt about the first.
-        let_go(world, world.begin(&key).await, &key).await;
+        let _ = world.begin(&key).await.release(ErrorCode::ClientGone).await;
         is_in_doubt(world, &key).await;
         let mut attempt = world.begin(&key).await;
         let refused: Charge = attempt
             .outside("charge", Care::Repeatable, async |_| Err(OutsideCallError::NotMade("refused")))
             .await;
         assert!(matches!(refused, Err(PhaseError::NotMade(_))), "{refused:?}");
-        attempt.finish(answer(503)).await;
+        let _ = attempt.finish(answer(503)).await;
         is_in_doubt(world, &key).await;
 
         let mut attempt = world.begin(&key).await;
         let made: Charge = attempt.outside("charge", Care::Repeatable, |key| provider.charge(key)).await;
         let calls = provider.calls();
         assert_eq!(calls, [made.unwrap(), calls[0].clone()]);
-        attempt.finish(answer(503)).await;
+        let _ = attempt.finish(answer(503)).await;
         let record = world.record(&key).await.unwrap();
         assert_eq!((record.point, record.note.doubt), (1, None));
         assert!(record.expires_at.is_some());

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use ibid::phase::PhaseError;
-use ibid::transaction::{Database, Isolated, Isolation, OwnedTx, TxError};
+use ibid::transaction::{Database, IsolatedDatabase, Isolation, OwnedTx, TxError};
 use tokio::sync::Mutex;
 
 use super::policy;
@@ -16,7 +16,7 @@ use crate::transaction::harness::{World, pay};
 async fn a_phase_is_retried_after_a_serialization_failure() {
     let world = World::<TokioPostgresPools>::under(policy(), TestDatabase::postgres()).await;
     let pool = TokioPostgresPools::open(&world.test_db, 4, PATIENT).await;
-    let isolated = Isolated::new(pool, Isolation::Serializable);
+    let isolated = IsolatedDatabase::new(pool, Isolation::Serializable);
     // Number of rivals, and how often the work runs then.
     for (rivals, runs) in [(2, Some(3)), (1000, None)] {
         let key = format!("{rivals} rivals");

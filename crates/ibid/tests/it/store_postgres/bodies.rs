@@ -86,7 +86,7 @@ async fn the_reaper_removes_only_the_bodies_of_reaped_records() {
         .collect();
     let fates = commit_all(&*store, begins.clone()).await;
     let record = |begin: &Change| match &fates[&begin.id] {
-        Commit::Done(stamp) => begin.applied(*stamp, None).expect("it writes"),
+        Commit::Done(stamp) => begin.apply(*stamp, None).expect("it writes"),
         other => panic!("a fresh name is free: {other:?}"),
     };
     let records: Vec<Arc<Record>> = begins.iter().map(record).collect();

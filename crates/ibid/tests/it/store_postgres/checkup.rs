@@ -40,7 +40,11 @@ async fn a_look_makes_nothing_and_tells_how_far_the_schema_is() {
     assert_eq!(report.open_cases, Some(cases));
 
     server.sql(&database, &format!("insert into ibid_schema_step values ({0}, '', {0})", known + 1));
-    assert_eq!(checkup(&url).await.schema, Schema::Step { found: known + 1, known });
+    assert_eq!(checkup(&url).await.schema, Schema::TooNew { found: known + 1, known });
+    server.sql(&database, "update ibid_schema_step set needs_at_least = 1");
+    let report = checkup(&url).await;
+    assert_eq!(report.schema, Schema::Step { found: known + 1, known }, "it only added something");
+    assert!(report.has_secret && report.open_cases.is_some());
     server.sql(
         &database,
         "delete from ibid_schema_step where digest = ''; update ibid_schema_step set digest = '\\x00'",
@@ -76,7 +80,7 @@ async fn the_checkup_reads_the_settings_of_our_session() {
         report.durability.iter().filter(|setting| setting.is_weak).map(|setting| setting.name).collect();
     assert_eq!(weak, ["synchronous_commit", "full_page_writes"]);
     assert!(!report.weak_accepted);
-    let accepted = format!("{}?accept_weak_durability=true", server.url_for(&database));
+    let accepted = format!("{}?durability=weak", server.url_for(&database));
     assert!(checkup(&accepted).await.weak_accepted);
     server.sql("postgres", &format!("alter database {database} set default_transaction_read_only = on"));
     assert_eq!(checkup(&server.url_for(&database)).await.role, Role::ReadOnly);

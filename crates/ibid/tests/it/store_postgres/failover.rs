@@ -1,4 +1,5 @@
-//! The primary is killed and its standby takes over: a synchronous standby has every commit, an asynchronous one does not.
+//! The server is killed under load and starts again, or its standby takes over: a synchronous standby has every commit,
+//! an asynchronous one does not.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -115,10 +116,10 @@ impl Load {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_synchronous_failover_loses_nothing_acknowledged() {
-    let mut pair = block_in_place(PostgresPair::synchronous);
-    let ibid = ibid_at(&pair.url_for("postgres")).await;
+/// Pays through the store at `url` while `disaster` kills its server, and expects every acknowledged response from the
+/// server at the second URL, which `disaster` returns.
+async fn assert_nothing_acknowledged_is_lost(url: &str, disaster: impl FnOnce() -> String) {
+    let ibid = ibid_at(url).await;
     let (acknowledged, over) = (Mutex::default(), AtomicBool::new(false));
     let load = Arc::new(Load { ibid, acknowledged, count: watch::Sender::new(0), over });
     let mut callers = JoinSet::new();
@@ -126,8 +127,8 @@ async fn a_synchronous_failover_loses_nothing_acknowledged() {
         callers.spawn(load.clone().pay(caller));
     }
     load.more(200).await;
-    block_in_place(|| pair.fail_over());
-    // The same store finds the new primary by itself. Requests in flight at the kill are done by then.
+    let url = block_in_place(disaster);
+    // The same store finds the server by itself. Requests in flight at the kill are done by then.
     load.more(200).await;
     load.over.store(true, Ordering::SeqCst);
     while let Some(ended) = callers.join_next().await {
@@ -136,10 +137,33 @@ async fn a_synchronous_failover_loses_nothing_acknowledged() {
     let acknowledged = std::mem::take(&mut *load.acknowledged.lock().expect("no one panics with it"));
     assert!(acknowledged.len() >= 400);
     // Another process, with an empty cache.
-    let other = ibid_at(&pair.standby.url()).await;
+    let other = ibid_at(&url).await;
     for key in &acknowledged {
         assert_replays(&other, key).await;
     }
+}
+
+on_every_release!(a_server_killed_under_load_loses_nothing_acknowledged);
+async fn a_server_killed_under_load_loses_nothing_acknowledged(release: PostgresRelease) {
+    let mut server = block_in_place(|| Postgres::start_release(release, &[]));
+    let url = server.url();
+    let kill = || {
+        server.kill();
+        server.start_again();
+        server.url()
+    };
+    assert_nothing_acknowledged_is_lost(&url, kill).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_synchronous_failover_loses_nothing_acknowledged() {
+    let mut pair = block_in_place(PostgresPair::synchronous);
+    let url = pair.url_for("postgres");
+    let fail_over = || {
+        pair.fail_over();
+        pair.standby.url()
+    };
+    assert_nothing_acknowledged_is_lost(&url, fail_over).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -209,7 +209,7 @@ async fn a_record_renewed_in_time_is_never_reported_as_lapsed() {
     let begins: Vec<Change> = (0..20).map(|_| fresh(&TestRecord::fresh(), SHORT)).collect();
     let fates = commit_all(&*store, begins.clone()).await;
     let record = |begin: &Change| match &fates[&begin.id] {
-        Commit::Done(stamp) => begin.applied(*stamp, None).expect("it writes"),
+        Commit::Done(stamp) => begin.apply(*stamp, None).expect("it writes"),
         other => panic!("a fresh name is free: {other:?}"),
     };
     let records: Vec<Arc<Record>> = begins.iter().map(record).collect();
@@ -271,6 +271,55 @@ async fn policies_with_equal_instants_are_scanned_separately() {
     assert_eq!(sort_ids(due(&store).await), sort_ids(short));
     pass(&server, &database, LONG);
     assert_eq!(sort_ids(due(&store).await), sort_ids(begins.iter().map(|begin| begin.id)));
+}
+
+/// Its scan takes more than one round, and starts where the other policies have long been.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_policy_far_behind_delays_no_other() {
+    let server = Postgres::shared();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let under = |lease| {
+        let policy =
+            Policy::default().with(|policy| (policy.lease, policy.retention) = (lease, 9 * LONG + lease));
+        fresh_under(&TestRecord::fresh(), &Arc::new(policy))
+    };
+    let rare = under(LONG);
+    commit_all(&*store, vec![rare]).await;
+    assert_eq!(due(&store).await.len(), 0, "it has a position now");
+    // 400 hours are more than a round scans.
+    server.sql(&database, "update ibid_walk set at = at - 400 * 3600000000");
+    let busy = under(SHORT);
+    commit_all(&*store, vec![busy.clone()]).await;
+    assert_eq!(server.sql(&database, "select count(distinct ahead_us) from ibid_policy"), "1");
+    pass(&server, &database, SECOND);
+    assert_eq!(due(&store).await, [busy.id]);
+}
+
+/// Policies with one distance between lease and retention are scanned together, each from its own position.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_policy_that_another_process_scans_is_left_to_it() {
+    let server = Postgres::shared();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let [one, other] = [LONG, 2 * LONG].map(|lease| {
+        let policy =
+            Policy::default().with(|policy| (policy.lease, policy.retention) = (lease, 9 * LONG + lease));
+        fresh_under(&TestRecord::fresh(), &Arc::new(policy))
+    });
+    commit_all(&*store, vec![one.clone(), other.clone()]).await;
+    assert_eq!(server.sql(&database, "select count(distinct ahead_us) from ibid_policy"), "1");
+    assert_eq!(due(&store).await.len(), 0, "each has a position now");
+    pass(&server, &database, 3 * LONG);
+    let scanner = stranger(&server, &database).await;
+    let lock = format!(
+        "begin; select from ibid_walk where policy = (select policy from ibid_record where id = '{}') for update",
+        other.id
+    );
+    scanner.batch_execute(&lock).await.expect("a position is held");
+    assert_eq!(due(&store).await, [one.id]);
+    scanner.batch_execute("rollback").await.expect("the other process has gone");
+    assert_eq!(sort_ids(due(&store).await), sort_ids([one.id, other.id]));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

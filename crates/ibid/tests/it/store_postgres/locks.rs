@@ -1,8 +1,9 @@
 //! Rows that another session has locked: no call waits for long, and only the change of that row fails.
 
+use bytes::Bytes;
 use ibid_core::change::{History, HistoryKind};
 use ibid_core::scope::{Identity, Operation};
-use ibid_core::store::RenewOutcome;
+use ibid_core::store::{RenewOutcome, SetOutcome};
 use ibid_testkit::contract::{SHORT, TICK, put, take_over};
 
 use super::*;
@@ -137,6 +138,51 @@ async fn a_deadlock_or_a_failed_serialization_is_tried_again() {
         assert!(fates.values().all(|fate| matches!(fate, Commit::Done(_))), "{code} is tried again");
         assert_eq!(server.sql(&database, "select count(*) from ibid_record"), "16");
     }
+}
+
+/// T1 has a setting locked. The election of this process gives up each of its writes, and must not leave its connections behind
+/// that lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_locked_setting_stalls_no_other_verb() {
+    let server = Postgres::shared();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let (name, old, new) = ("upkeep:sweep", Bytes::from_static(b"old"), Bytes::from_static(b"new"));
+    let written = store.compare_and_set(name, None, old.clone()).await;
+    assert_eq!(written.expect("it is written"), SetOutcome::Won);
+    let running = put(&*store, &begin()).await.record;
+    let stranger = stranger(&server, &database).await;
+    let lock = format!("begin; update ibid_meta set value = value where name = '{name}'");
+    stranger.batch_execute(&lock).await.expect("the setting is held");
+    let waiting = format!(
+        "select count(*) from pg_stat_activity
+         where datname = '{database}' and application_name = 'ibid' and wait_event_type = 'Lock'"
+    );
+    for _ in 0..2 {
+        // As many as there are connections for short statements.
+        let tries: Vec<_> = (0..4)
+            .map(|_| {
+                let (store, old, new) = (store.clone(), old.clone(), new.clone());
+                tokio::spawn(async move { store.compare_and_set(name, Some(old), new).await })
+            })
+            .collect();
+        while server.sql(&database, &waiting) == "0" && !tries.iter().all(|one| one.is_finished()) {
+            tokio::task::yield_now().await;
+        }
+        tries.iter().for_each(|one| one.abort());
+    }
+    let others = async {
+        assert!(load(&*store, running.id).await.is_some());
+        let renewed = store.renew(vec![(running.id, running.version)]).await.expect("a renewal");
+        assert!(matches!(renewed[..], [RenewOutcome::Until(_)]), "{renewed:?}");
+        let plain = Arc::new(other_begin(&TestRecord::fresh()));
+        assert!(matches!(commit_patiently(&store, &plain).await, Commit::Done(_)));
+        let refused = store.compare_and_set(name, Some(old), new).await.expect_err("the setting is held");
+        assert!(refused.is_transient());
+    };
+    // None of them waits for the end of the other transaction.
+    tokio::time::timeout(30 * SECOND, others).await.expect("all of them are answered");
+    stranger.batch_execute("rollback").await.expect("the stranger leaves");
 }
 
 /// A begin under a fresh name, on the hot path or off it.

@@ -115,6 +115,29 @@ async fn a_schema_that_is_not_ours_to_use_is_refused() {
 }
 
 #[tokio::test]
+async fn a_step_that_excludes_a_running_program_stops_it() {
+    let server = Postgres::shared();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let later = PostgresStore::newest_schema() + 1;
+    let step = |needs: u32| {
+        let needs = format!("on conflict (number) do update set needs_at_least = {needs}");
+        server.sql(&database, &format!("insert into ibid_schema_step values ({later}, '', 1) {needs}"));
+    };
+    step(1);
+    store.setting("identity").await.expect("a step that only adds something stops nothing");
+    assert!(matches!(commit_patiently(&store, &Arc::new(begin())).await, Commit::Done(_)));
+    step(later);
+    // As the engine does every few seconds.
+    assert!(!store.setting("identity").await.expect_err("it is excluded").is_transient());
+    for change in [begin(), other_begin(&TestRecord::fresh())] {
+        let refused = store.commit(Arc::new(change), None).await.expect_err("it is excluded");
+        assert!(!refused.is_transient() && refused.is_unwritten(), "{refused:?}");
+    }
+    assert_eq!(server.sql(&database, "select count(*) from ibid_record"), "1");
+}
+
+#[tokio::test]
 async fn a_server_that_may_lose_commits_is_refused_by_default() {
     let server = Postgres::start();
     let database = server.create_database();
@@ -179,9 +202,10 @@ async fn no_message_holds_the_password() {
         assert!(!text.contains("hunter2"), "{text}");
     };
     let port = server.port();
-    let nobody = refusal(&format!("postgres://nobody:hunter2@127.0.0.1:{port}/postgres"), options()).await;
-    assert!(matches!(nobody, PostgresOpenError::Refused { .. }), "{nobody:?}");
-    assert_no_password(&nobody);
+    let stranger =
+        refusal(&format!("postgres://stranger:hunter2@127.0.0.1:{port}/postgres"), options()).await;
+    assert!(matches!(stranger, PostgresOpenError::Refused { .. }), "{stranger:?}");
+    assert_no_password(&stranger);
     let nowhere = refusal("postgres://postgres:hunter2@127.0.0.1:1/postgres", options()).await;
     assert!(matches!(nowhere, PostgresOpenError::Unreachable { .. }), "{nowhere:?}");
     assert!(nowhere.to_string().contains("127.0.0.1:1/postgres"), "{nowhere}");

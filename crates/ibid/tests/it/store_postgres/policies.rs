@@ -49,14 +49,33 @@ async fn a_policy_is_removed_once_no_record_can_name_it() {
     assert_eq!(server.sql(&database, left), "2|1");
 }
 
+/// A record that waits for long is not written, but the reaper meets it every hour.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_policy_stays_while_a_record_is_not_finished() {
+    let server = Postgres::shared();
+    let database = server.create_database();
+    let store = open(&server, &database).await;
+    let name = TestRecord::fresh();
+    put(&*store, &insert(&name, draft(&name, State::Unknown))).await;
+    for _ in 0..3 {
+        pass(&server, &database, 400 * DAY);
+        reap_all(&*store, ReapTarget::Records).await;
+        assert_eq!(reap_policies(&store).await, 0);
+        assert!(load(&*store, name.id).await.is_some(), "it can be read");
+    }
+    server.sql(&database, "delete from ibid_record");
+    pass(&server, &database, 400 * DAY);
+    assert_eq!(reap_policies(&store).await, 1);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_policies_in_use_are_scanned_for_lapsed_leases() {
     let server = Postgres::shared();
     let database = server.create_database();
     let store = open(&server, &database).await;
     put(&*store, &begin()).await;
-    let scan =
-        include_str!("../../../src/store/postgres/sql/lease_scan_policies.sql").replace("$1", "3610000000");
+    let scan = include_str!("../../../src/store/postgres/sql/lease_scan_policies.sql");
+    let scan = scan.replace("$1", "3610000000").replace("$2", "600000000");
     let scanned = || server.sql(&database, &format!("begin; {scan}; rollback")).lines().count();
     store.due(State::InProgress, None, 1).await.expect("due is answered");
     assert_eq!(scanned(), 1);

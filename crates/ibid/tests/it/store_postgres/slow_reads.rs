@@ -1,7 +1,10 @@
 //! Reads of operators that take long: bounded, cancelled with their caller, and separate from commits.
 
+use ibid::operator::Operator;
+use ibid::{Ibid, Settings};
+use ibid_core::effect::EffectFilter;
 use ibid_core::scope::RecordId;
-use ibid_core::store::RecordFilter;
+use ibid_core::store::{RecordFilter, RowCount};
 
 use super::*;
 
@@ -68,4 +71,30 @@ async fn slow_reads_hold_up_no_commit() {
     }
     assert_eq!(server.sql(&database, SLEEPING), "2", "all the while");
     readers.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// A store with two connections has none for slow reads alone, so they end soon. A count that takes too long leaves out only
+/// what it could not count.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_count_that_takes_too_long_fails_no_other_count() {
+    let server = Postgres::start();
+    let database = server.create_database();
+    let store = open_with(&server, &database, |options| options.connections_max = 2).await;
+    let change = Arc::new(begin());
+    assert!(matches!(commit_patiently(&store, &change).await, Commit::Done(_)));
+    server.sql(
+        &database,
+        "alter table ibid_effect rename to ibid_effect_rows;
+         create function sleepy() returns setof ibid_effect_rows language plpgsql as
+           $$ begin perform pg_sleep(60); return; end $$;
+         create view ibid_effect as select * from sleepy()",
+    );
+    let counts = browse(&store).count().await.expect("it is counted");
+    assert_eq!(counts.dead_effects, RowCount::Unknown);
+    assert_eq!(counts.by_state[1], RowCount::Exact(1), "in progress");
+    let filter = EffectFilter::default().with(|filter| filter.dead_letter = true);
+    let ibid = Ibid::start(store.clone(), Settings::default()).await.expect("it starts");
+    let listed = Operator::new(&ibid).effects(filter).await;
+    let error = format!("{:?}", listed.expect_err("it takes too long"));
+    assert!(error.contains("TooSlow"), "{error}");
 }

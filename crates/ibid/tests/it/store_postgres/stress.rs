@@ -82,7 +82,7 @@ async fn hold(
         let mut won = Vec::new();
         for begin in begins {
             if let Commit::Done(stamp) = fates[&begin.id] {
-                won.extend(begin.applied(stamp, None));
+                won.extend(begin.apply(stamp, None));
                 reported.insert(begin.id, vec![begin]);
             }
         }

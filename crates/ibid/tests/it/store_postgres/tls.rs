@@ -1,22 +1,17 @@
 //! TLS by URL: the certificate is checked, and so is the name in it.
 
 use ibid::store::postgres::PostgresOpenError;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use ibid_testkit::tls::Authority;
 
 use super::*;
 
 /// Starts a server with a certificate for `name`, and writes the authority's certificate to a file.
 fn server_named(name: &str) -> (Postgres, tempfile::TempDir) {
-    let mut authority = CertificateParams::new(vec![]).expect("parameters");
-    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let authority =
-        CertifiedIssuer::self_signed(authority, KeyPair::generate().expect("a key")).expect("an authority");
-    let key = KeyPair::generate().expect("a key");
-    let certificate = CertificateParams::new(vec![name.to_owned()]).expect("parameters");
-    let certificate = certificate.signed_by(&key, &authority).expect("a certificate");
+    let authority = Authority::new();
+    let identity = authority.certificate(&[name]);
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("ca.pem"), authority.pem()).expect("a file");
-    let files = [("server.crt", &*certificate.pem()), ("server.key", &*key.serialize_pem())];
+    let files = [("server.crt", &*identity.certificate_pem), ("server.key", &*identity.key_pem)];
     (Postgres::start_with_files(&[("ssl", "on")], &files), folder)
 }
 

@@ -150,7 +150,7 @@ impl<T: SqlTx> SqlTx for CountingTx<T> {
         &'a mut self,
         statement: &'static Statement,
         params: &'a [Param<'a>],
-    ) -> BoxFuture<'a, Result<u64, SqlError>> {
+    ) -> BoxFuture<'a, Result<(), SqlError>> {
         self.sent.fetch_add(1, Ordering::SeqCst);
         self.inner.execute(statement, params)
     }

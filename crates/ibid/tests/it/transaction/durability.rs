@@ -56,7 +56,7 @@ async fn every_mode_commits_with<A: Adapter>(world: &World<A>, ibid: &Ibid, role
     let mut attempt = world.begin_on(ibid, &key("owed")).await;
     let mut inside = attempt.inside(db.begin().await.unwrap()).await.unwrap();
     inside.enqueue(NewEffect::new("owed", "owed", "42").owing()).await.unwrap();
-    inside.owe().await.unwrap();
+    let _ = inside.owe().await.unwrap();
     assert_eq!(committed_rows(world).await, of(&["ibid_effect", "ibid_record"]), "{}", key("owed"));
     let worker = Worker::builder(ibid.clone(), db).on("owed", Charges).build().unwrap();
     assert_eq!(worker.run_once().await.unwrap().done, 1);
@@ -79,7 +79,7 @@ async fn one_phase<A: Adapter>(world: &World<A>, ibid: &Ibid, db: &A::Db, key: &
         })
         .await;
     paid.unwrap();
-    attempt.release(ErrorCode::NotSent).await;
+    let _ = attempt.release(ErrorCode::NotSent).await;
 }
 
 async fn a_caller_who_lowers_it_half_way_is_not_heard<A: Adapter>(world: &World<A>) {

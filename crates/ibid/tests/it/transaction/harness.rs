@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use ibid::Ibid;
 use ibid::attempt::Attempt;
 use ibid::outcome::{Begin, Outcome};
+use ibid::store::mysql::{MysqlOptions, MysqlStore};
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
 use ibid::transaction::{AttemptTx, Database, OwnedTx, SqlError, SqlTx, TxError};
-use ibid::{Ibid, Settings};
 use ibid_core::effect::{EffectFilter, NewEffect, StoredEffect};
 use ibid_core::fingerprint::RequestView;
 use ibid_core::key::Key;
@@ -23,7 +24,8 @@ use ibid_core::sql::{Dialect, Param, Type};
 use ibid_core::store::Store;
 
 use crate::adapters::databases::TestDatabase;
-use crate::adapters::{Adapter, PATIENT, execute, number, query};
+use crate::adapters::{Adapter, PATIENT, change_schema, execute, number, query};
+use crate::request_fixture::takes_over_at_start;
 
 pub(crate) struct World<A: Adapter> {
     pub(crate) ibid: Ibid,
@@ -42,7 +44,8 @@ impl<A: Adapter> World<A> {
 
     pub(crate) async fn under(policy: Policy, test_db: TestDatabase) -> World<A> {
         let world = World::open(policy, test_db).await;
-        world.sql("create table payment (key text not null, by_whom text not null)").await;
+        change_schema(&world.observer, "create table payment (key text not null, by_whom text not null)")
+            .await;
         world
     }
 
@@ -107,6 +110,11 @@ impl<A: Adapter> World<A> {
         tx.commit().await.unwrap();
     }
 
+    /// Changes the schema on the separate connection.
+    pub(crate) async fn change_schema(&self, sql: &str) {
+        change_schema(&self.observer, sql).await;
+    }
+
     /// Queries a number on the separate connection.
     pub(crate) async fn number(&self, sql: &str) -> i64 {
         let mut tx = self.observer.begin().await.unwrap();
@@ -150,15 +158,21 @@ impl<A: Adapter> World<A> {
         self.set("expires_at = 1, purge_at = 1, reap_at = 1", "", which).await;
     }
 
-    /// Moves the first request back in time. PostgreSQL finds the bodies of a record by that instant, so they move too.
+    /// Moves the first request back in time. PostgreSQL and MySQL find the bodies of a record by that instant, so they move too.
     pub(crate) async fn grow_older(&self, key: &str, hours: i64) {
         let mut tx = self.observer.begin().await.unwrap();
         let (micros, which) = (hours * 3_600_000_000, format!("r.key = '{key}'"));
-        if tx.dialect() == Dialect::Postgres {
-            let bodies = format!(
-                "update ibid_body b set born_at = b.born_at - {micros} from ibid_record r
-                 where {which} and b.born_at = r.created_at and b.birth = r.birth"
-            );
+        let of_the_record = format!("{which} and b.born_at = r.created_at and b.birth = r.birth");
+        let bodies = match tx.dialect() {
+            Dialect::Postgres => Some(format!(
+                "update ibid_body b set born_at = b.born_at - {micros} from ibid_record r where {of_the_record}"
+            )),
+            Dialect::Mysql => Some(format!(
+                "update ibid_body b, ibid_record r set b.born_at = b.born_at - {micros} where {of_the_record}"
+            )),
+            Dialect::Sqlite => None,
+        };
+        if let Some(bodies) = bodies {
             execute(&mut tx, &bodies, &[]).await.unwrap();
         }
         let record = format!("update ibid_record as r set created_at = created_at - {micros} where {which}");
@@ -172,6 +186,7 @@ impl<A: Adapter> World<A> {
         let columns = match tx.dialect() {
             Dialect::Postgres if !on_postgres.is_empty() => format!("{columns}, {on_postgres}"),
             Dialect::Postgres | Dialect::Sqlite => columns.to_owned(),
+            Dialect::Mysql => columns.replace(", watch_at = 1", ""),
         };
         execute(&mut tx, &format!("update ibid_record set {columns} where {which}"), &[]).await.unwrap();
         tx.commit().await.unwrap();
@@ -197,11 +212,14 @@ async fn node(test_db: &TestDatabase) -> Ibid {
     let store: Arc<dyn Store> = if test_db.at.starts_with("postgres:") {
         let options = PostgresOptions::default().with(|options| options.connection_wait = PATIENT);
         Arc::new(PostgresStore::open(&test_db.at, options).await.unwrap())
+    } else if test_db.at.starts_with("mysql:") {
+        let options = MysqlOptions::default().with(|options| options.connection_wait = PATIENT);
+        Arc::new(MysqlStore::open(&test_db.at, options).await.unwrap())
     } else {
         let options = SqliteOptions::default().with(|options| options.busy_timeout = PATIENT);
         Arc::new(SqliteStore::open(test_db.at.as_ref(), options).unwrap())
     };
-    let patient = Settings::default().with(|settings| {
+    let patient = takes_over_at_start().with(|settings| {
         settings.begin_timeout = PATIENT;
         settings.finish_wait = PATIENT;
     });

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use ibid::outcome::{Begin, Outcome};
-use ibid::transaction::{Database, Isolated, Isolation, TxError};
+use ibid::transaction::{Database, IsolatedDatabase, Isolation, TxError};
 use tokio::sync::Barrier;
 
 use super::harness::{Tries, World, answer, is_stored, pay};
-use crate::adapters::databases::{SqlxPostgresPools, TestDatabase, TokioPostgresPools};
+use crate::adapters::databases::{
+    MysqlAsyncPools, SqlxMysqlPools, SqlxPostgresPools, TestDatabase, TokioPostgresPools,
+};
 use crate::adapters::{Adapter, PATIENT, number};
 
 const LEVELS: [Isolation; 3] = [Isolation::ReadCommitted, Isolation::RepeatableRead, Isolation::Serializable];
@@ -26,7 +28,7 @@ async fn an_attempt_may_retry_a_serialization_failure() {
 
 async fn a_lease_that_moved_since_the_snapshot_means_again<A: Adapter>(world: &World<A>, level: Isolation) {
     let key = format!("{level:?}");
-    let isolated = Isolated::new(A::open(&world.test_db, 2, PATIENT).await, level);
+    let isolated = IsolatedDatabase::new(A::open(&world.test_db, 2, PATIENT).await, level);
     let mut attempt = world.begin(&key).await;
     let mut tx = isolated.begin().await.unwrap();
     assert_eq!(number(&mut tx, "select count(*) from payment where by_whom = 'nobody'").await, 0);
@@ -42,7 +44,7 @@ async fn a_lease_that_moved_since_the_snapshot_means_again<A: Adapter>(world: &W
 
 /// Each transaction reads what the other writes.
 async fn a_commit_that_would_not_serialize_means_again<A: Adapter>(world: &World<A>) {
-    let isolated = Isolated::new(A::open(&world.test_db, 4, PATIENT).await, Isolation::Serializable);
+    let isolated = IsolatedDatabase::new(A::open(&world.test_db, 4, PATIENT).await, Isolation::Serializable);
     let (mut ann, mut bob) = (world.begin("ann").await, world.begin("bob").await);
     let mut anns = ann.inside(isolated.begin().await.unwrap()).await.unwrap();
     let mut bobs = bob.inside(isolated.begin().await.unwrap()).await.unwrap();
@@ -94,7 +96,7 @@ async fn transfer<A: Adapter>(
     order: [&'static str; 2],
     meet: &Barrier,
 ) -> u32 {
-    let isolated = Isolated::new(A::open(&world.test_db, 1, PATIENT).await, level);
+    let isolated = IsolatedDatabase::new(A::open(&world.test_db, 1, PATIENT).await, level);
     for run in 1.. {
         let work = async {
             let outcome = world.ibid.begin_inside(world.ask(key), &isolated, PATIENT).await?;
@@ -120,16 +122,26 @@ async fn transfer<A: Adapter>(
     unreachable!("it runs until it is stored")
 }
 
-/// The second request waits for the row of the first, in another process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_duplicate_on_another_node_waits_for_the_row_at_every_level() {
-    let world = Arc::new(World::<SqlxPostgresPools>::new(TestDatabase::postgres()).await);
+    a_duplicate_waits_for_the_row::<SqlxPostgresPools>(TestDatabase::postgres()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_duplicate_on_another_node_waits_for_the_row_on_mysql() {
+    a_duplicate_waits_for_the_row::<SqlxMysqlPools>(TestDatabase::mariadb()).await;
+    a_duplicate_waits_for_the_row::<MysqlAsyncPools>(TestDatabase::mariadb()).await;
+}
+
+/// The second request waits for the row of the first, in another process.
+async fn a_duplicate_waits_for_the_row<A: Adapter>(test_db: TestDatabase) {
+    let world = Arc::new(World::<A>::new(test_db).await);
     let bob = world.other_node().await;
     for level in LEVELS {
         for ends in ["stored", "refused", "dropped", "in time"] {
             let key = format!("{level:?} {ends}");
-            let pool = SqlxPostgresPools::open(&world.test_db, 2, PATIENT).await;
-            let db = Arc::new(Tries::at(Isolated::new(pool, level)));
+            let pool = A::open(&world.test_db, 2, PATIENT).await;
+            let db = Arc::new(Tries::at(IsolatedDatabase::new(pool, level)));
             let first = world.ibid.begin_inside(world.ask(&key), &*db, PATIENT).await.unwrap();
             let Begin::Run(mut first) = first else { panic!("{first:?}") };
             pay(&mut **first, &key, "ann").await.unwrap();

@@ -7,14 +7,15 @@ use std::time::Duration;
 use ibid::outbox::{CallOutcome, CallResult, EffectCall, EffectHandler, VerifyOutcome as Asked, Worker};
 use ibid::outcome::{Begin, Outcome};
 use ibid::phase::{CallVerification, Care, OutsideCallError, PhaseError};
-use ibid::transaction::SqlTx;
+use ibid::transaction::{Database as _, OwnedTx as _, SqlTx};
 use ibid_core::effect::NewEffect;
 use ibid_core::policy::{OnLapse, Policy};
+use ibid_testkit::mariadb::MariaDb;
 use ibid_testkit::postgres::Postgres;
 
 use super::harness::{Tries, World, answer, is_stored, pay};
-use crate::adapters::databases::{SqlxPostgresPools, TestDatabase};
-use crate::adapters::{Adapter, PATIENT};
+use crate::adapters::databases::{MysqlAsyncPools, SqlxMysqlPools, SqlxPostgresPools, TestDatabase};
+use crate::adapters::{Adapter, PATIENT, number};
 
 type Sqlx = World<SqlxPostgresPools>;
 
@@ -119,4 +120,41 @@ async fn no_duplicate_violates_a_constraint_in_a_transaction() {
         assert!(matches!(begun.unwrap(), Begin::Skip(Outcome::Completed(_))));
     }
     assert!(!server.log().contains("violates unique constraint"), "{}", server.log());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_waits_for_locks_as_before_the_reservation_on_mysql() {
+    let server = MariaDb::start_with(&[("innodb_lock_wait_timeout", "7"), ("wait_timeout", "77")]);
+    keeps_its_waits::<SqlxMysqlPools>(server.url()).await;
+    keeps_its_waits::<MysqlAsyncPools>(server.url_for(&server.create_database())).await;
+}
+
+async fn keeps_its_waits<A: Adapter>(url: String) {
+    const LOCK_WAIT: &str = "select @@session.innodb_lock_wait_timeout";
+    let world = World::<A>::new(TestDatabase::at(url)).await;
+    let db = A::open(&world.test_db, 1, PATIENT).await;
+    let inside = world.ibid.begin_inside(world.ask("k"), &db, PATIENT).await.unwrap();
+    let Begin::Run(mut inside) = inside else { panic!("{inside:?}") };
+    assert_eq!(number(&mut **inside, LOCK_WAIT).await, 7, "the reservation's own limit is over");
+    assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
+    let mut tx = db.begin().await.unwrap();
+    assert_eq!(number(&mut tx, LOCK_WAIT).await, 7);
+    assert_eq!(number(&mut tx, "select @@session.wait_timeout").await, 77);
+    tx.rollback().await.unwrap();
+}
+
+/// The server would open a transaction by itself after the one that it ended.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_without_autocommit_is_refused_on_mysql() {
+    refuses_a_session_without_autocommit::<SqlxMysqlPools>().await;
+    refuses_a_session_without_autocommit::<MysqlAsyncPools>().await;
+}
+
+async fn refuses_a_session_without_autocommit<A: Adapter>() {
+    let world = World::<A>::new(TestDatabase::mariadb()).await;
+    let mut attempt = world.begin("k").await;
+    let mut tx = world.db.begin().await.unwrap();
+    A::by_caller(&mut tx, "set autocommit = 0").await.unwrap();
+    let refused = attempt.inside(tx).await.unwrap_err();
+    assert!(format!("{refused:?}").contains("`autocommit` is off"), "{refused:?}");
 }

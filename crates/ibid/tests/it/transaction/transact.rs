@@ -12,7 +12,7 @@ use ibid::http::{
     HeldAttempt, IdempotencyLayer, IdempotencyService, ReservedBy, Routes, Rule, TenantSource,
     UnreservedRequest,
 };
-use ibid::transaction::{Completion, Isolated, Isolation, TxError, TxHandle, TxResult};
+use ibid::transaction::{Completion, IsolatedDatabase, Isolation, TxError, TxHandle, TxResult};
 use ibid_core::effect::NewEffect;
 use ibid_core::response::Response;
 use serde::{Deserialize, Serialize};
@@ -33,7 +33,7 @@ struct Payment {
 /// The state of the handlers.
 struct Shop<A: Adapter> {
     world: World<A>,
-    db: Isolated<A::Db>,
+    db: IsolatedDatabase<A::Db>,
     runs: AtomicU32,
     /// How many of the next runs meet a concurrent update.
     conflicts: AtomicU32,
@@ -46,7 +46,7 @@ impl<A: Adapter> Shop<A> {
         let world = World::<A>::under(policy(), TestDatabase::postgres()).await;
         world.sql("create table account (id int8 primary key, n int8 not null)").await;
         world.sql("insert into account values (1, 0)").await;
-        let db = Isolated::new(
+        let db = IsolatedDatabase::new(
             A::open(&world.test_db, 4, crate::adapters::PATIENT).await,
             Isolation::RepeatableRead,
         );

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use super::matrix::{Action, Case};
 use super::{LEASE, all_on_postgres, all_on_sqlite};
-use crate::armed::ArmedNode;
+use crate::armed_node::ArmedNode;
 use crate::clients::{CompletedRequest, TOKEN, plan_requests, send_until_done};
 use crate::harness::Program;
 use crate::world::{Node, TestDatabase, World, keyless_processor, wait_for};

@@ -4,7 +4,7 @@
 use futures_util::future::join;
 
 use super::{LEASE, all_on_postgres, all_on_sqlite};
-use crate::armed::ArmedNode;
+use crate::armed_node::ArmedNode;
 use crate::clients::TOKEN;
 use crate::harness::Program;
 use crate::world::{Node, TestDatabase, World, json, keyless_processor, ride, wait_for};

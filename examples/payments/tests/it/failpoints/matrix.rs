@@ -144,11 +144,19 @@ const FAILPOINTS: [(&str, [&str; 5]); 15] = [
 ];
 
 /// Failpoints that a payment or ride never hits, and the tests that cover them.
-const ELSEWHERE: [(&str, &str); 4] = [
+const ELSEWHERE: [(&str, &str); 12] = [
     ("hear.kept", "`hooked`"),
     ("reserve.after", "`transaction::killed` of the library"),
     ("deliver.before", "`gateway_async` of the gateway"),
     ("deliver.after", "`gateway_async` of the gateway"),
+    ("copy.joined", "`copy` of the gateway"),
+    ("copy.closed", "`copy` of the gateway"),
+    ("copy.retired", "`copy` of the gateway"),
+    ("copy.batch", "`copy` of the gateway"),
+    ("copy.copied", "`copy` of the gateway"),
+    ("copy.compared", "`copy` of the gateway"),
+    ("copy.opened", "`copy` of the gateway"),
+    ("copy.cancelled", "`copy` of the gateway"),
 ];
 
 /// Takes the list of failpoints from the error message for an unknown one.

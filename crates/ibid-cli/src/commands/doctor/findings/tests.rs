@@ -32,6 +32,8 @@ fn healthy() -> Checkup {
             lease: Duration::from_secs(60),
         }]),
         tuning: Some(ServerTuning::default()),
+        refusals: Vec::new(),
+        is_untested: false,
     }
 }
 
@@ -85,7 +87,7 @@ fn a_weak_setting_is_bad_unless_it_is_accepted() {
     };
     let (check, grade, text) = one(weak);
     assert_eq!((check, grade), ("durability", Grade::Bad));
-    assert!(text.contains("(`synchronous_commit = off`)") && text.contains("accept_weak"), "{text}");
+    assert!(text.contains("(`synchronous_commit = off`)") && text.contains("durability=weak"), "{text}");
     let accepted = one(|checkup| {
         weak(checkup);
         checkup.weak_accepted = true;
@@ -101,7 +103,9 @@ fn a_weak_setting_is_bad_unless_it_is_accepted() {
 fn a_schema_is_current_old_or_from_the_future() {
     let step = |found, known| one(|checkup| checkup.schema = Schema::Step { found, known });
     assert!(step(1, 2).1 == Grade::Warning && step(1, 2).2.contains("old"));
-    assert!(step(3, 2).1 == Grade::Bad && step(3, 2).2.contains("from the future"));
+    let too_new = one(|checkup| checkup.schema = Schema::TooNew { found: 3, known: 2 });
+    assert!(too_new.1 == Grade::Bad && too_new.2.contains("from the future"));
+    assert_eq!(amiss(|checkup| checkup.schema = Schema::Step { found: 3, known: 2 }), []);
     assert_eq!(one(|checkup| checkup.schema = Schema::Absent).1, Grade::Warning);
     assert_eq!(one(|checkup| checkup.schema = Schema::Altered { number: 1 }).1, Grade::Bad);
 }
@@ -109,7 +113,7 @@ fn a_schema_is_current_old_or_from_the_future() {
 #[test]
 fn only_a_synchronous_standby_keeps_acknowledged_commits() {
     let with = |awaited: &str, connected: Vec<Standby>| {
-        let standbys = Standbys { awaited: awaited.to_owned(), connected };
+        let standbys = Standbys { awaited: awaited.to_owned(), connected, ..Standbys::default() };
         amiss(|checkup| checkup.standbys = Some(standbys))
     };
     assert_eq!(with("", vec![]), []);
@@ -128,6 +132,9 @@ fn only_a_synchronous_standby_keeps_acknowledged_commits() {
     // Without the right to see it, every standby counts as asynchronous if the setting names none.
     assert_eq!(with("", vec![standby("a", None)]).remove(0).1, Grade::Warning);
     assert_eq!(with("a", vec![standby("a", None)]).remove(0).1, Grade::Unseen);
+    let blind = Standbys { missing: vec!["process"], ..Standbys::default() };
+    let unseen = one(|checkup| checkup.standbys = Some(blind));
+    assert!(unseen.1 == Grade::Unseen && unseen.2.contains("`process`"), "{unseen:?}");
 }
 
 #[test]
@@ -159,4 +166,31 @@ fn a_pooler_that_mixes_statements_is_a_warning() {
     assert_eq!(with(Pooler::Seen), []);
     assert!(with(Pooler::MixesStatements).remove(0).2.contains("prepare=false"));
     assert_eq!(with(Pooler::Undecided).remove(0).1, Grade::Unseen);
+}
+
+#[test]
+fn every_further_refusal_is_named_once() {
+    let (check, grade, text) = one(|checkup| checkup.refusals.push("`wsrep_on = ON`".to_owned()));
+    assert_eq!((check, grade), ("refusal", Grade::Bad));
+    assert!(text.starts_with("`wsrep_on = ON` | "), "{text}");
+}
+
+#[test]
+fn a_standby_gets_the_advice_for_its_database() {
+    let standby = |software: &str| {
+        let mut all = amiss(|checkup| {
+            checkup.software = software.to_owned();
+            checkup.role = Role::Standby;
+        });
+        all.remove(0).2
+    };
+    assert!(standby("PostgreSQL 17.2").contains("postgres://USER@A,B/DATABASE"));
+    assert_eq!(standby("Redis 7.0.15"), "a standby | ibid has to write: name the primary");
+}
+
+#[test]
+fn software_that_was_not_tested_is_said_so() {
+    let checkup = Checkup { is_untested: true, software: "MySQL 8.4.3".to_owned(), ..healthy() };
+    let findings = of(&checkup, 1);
+    assert!(findings[0].meaning.contains("built for it, not tested on it"), "{:?}", findings[0].meaning);
 }

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::hash::BuildHasher;
 use std::mem;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use foldhash::fast::RandomState;
 use ibid_core::change::{Change, Draft, Expect, InstantChange};
 use ibid_core::record::{Nonce, State};
 use ibid_core::scope::RecordId;
+use parking_lot::Mutex;
 use tokio_postgres::types::{FromSql, Type};
 
 use super::super::row::SqlTypeError;
@@ -65,7 +65,7 @@ impl RowLocations {
     /// Remembers where a record was begun. `policy` is the number of its policy.
     pub(super) fn insert(&self, change: &Change, draft: &Draft, policy: i64, tid: Tid) {
         let location = Location { tid, nonce: change.nonce, content: self.content(draft, policy) };
-        let mut known = self.lock();
+        let mut known = self.known.lock();
         if known.current.len() >= GENERATION_MAX {
             known.previous = mem::take(&mut known.current);
         }
@@ -77,7 +77,7 @@ impl RowLocations {
     pub(in super::super) fn take(&self, change: &Change, policy: impl FnOnce(&Draft) -> i64) -> Option<Tid> {
         let (Expect::Version(was), Some(draft)) = (change.expect, &change.draft) else { return None };
         let location = {
-            let mut known = self.lock();
+            let mut known = self.known.lock();
             known.current.remove(&change.id).or_else(|| known.previous.remove(&change.id))?
         };
         let is_finish = (was.count, was.nonce) == (1, location.nonce)
@@ -93,11 +93,6 @@ impl RowLocations {
         let names = (identity.tenant.as_str(), &*identity.operation.method, &*identity.operation.path);
         let fingerprint = draft.fingerprint.as_ref().map(|fingerprint| fingerprint.to_bytes());
         self.hasher.hash_one((policy, fingerprint, names, identity.key.as_str()))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Generations> {
-        // No code that holds it can panic.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -175,7 +170,7 @@ mod tests {
 
     fn record_of(begin: &Change) -> Arc<Record> {
         let stamp = Stamp { now: Timestamp::from_micros(1_800_000_000_000_000) };
-        begin.applied(stamp, None).expect("a begin writes")
+        begin.apply(stamp, None).expect("a begin writes")
     }
 
     /// Returns whether a finish goes by the location of its begin. A policy is numbered by its lease here.

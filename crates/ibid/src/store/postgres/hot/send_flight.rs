@@ -8,27 +8,22 @@ use ibid_core::row::{UnreadableRow, bits};
 use ibid_core::scope::RecordId;
 use ibid_core::store::StoreError;
 use ibid_core::time::Timestamp;
-use tokio_postgres::Error;
-use tokio_postgres::types::Type;
+use tokio_postgres::types::{FromSql, Type};
+use tokio_postgres::{Error, Row};
 
 use super::super::connection::{Connection, Param};
 use super::super::failure::{self, Reach};
 use super::super::row::{NestedRow, NestedRows, SqlId};
-use super::super::{KIND, StoreCore};
+use super::super::{KIND, StoreCore, policies};
 use super::encode::{FinishRow, FreshRow};
-use super::queue::{FlightBatch, Item};
 use super::row_location::Tid;
+use crate::store::commit_queue::{FlightBatch, Item, Landing};
 
-/// The outcome of a flight for one of its changes.
-pub(super) enum Landing {
-    /// The caller can be answered.
-    Reply(Result<Commit, StoreError>),
-    /// The change was not written, and goes by the plain path.
-    Plain,
-}
+/// The changes of a flight, the finishes with the locations of their rows.
+type LocatedBatch = FlightBatch<Tid>;
 
 /// Sends a flight, again without the changes that would fail it. Each change gets a landing.
-pub(super) async fn send_flight(core: &StoreCore, batch: FlightBatch) -> Vec<(Item, Landing)> {
+pub(super) async fn send_flight(core: &StoreCore, batch: LocatedBatch) -> Vec<(Item, Landing)> {
     let mut landed = Vec::with_capacity(batch.len());
     let connection = match core.pools.hot(OP).await {
         Ok(connection) => connection,
@@ -38,11 +33,12 @@ pub(super) async fn send_flight(core: &StoreCore, batch: FlightBatch) -> Vec<(It
         }
     };
     let mut left = batch;
+    let mut looks = core.taken_ids.may_be_met();
     for _ in 0..TRIES_MAX {
         if left.is_empty() {
             return landed;
         }
-        let sent = FlightRequest { core, connection: &connection, batch: &left }.send().await;
+        let sent = FlightRequest { core, connection: &connection, batch: &left, looks }.send().await;
         let error = match sent {
             Ok(results) => {
                 landed.extend(left.into_iter().zip(results).map(|((item, _), landing)| (item, landing)));
@@ -55,6 +51,15 @@ pub(super) async fn send_flight(core: &StoreCore, batch: FlightBatch) -> Vec<(It
             }
             Err(SendError::Sql(error)) => error,
         };
+        // Without a look, an insert also waits for a transaction that has changed the row of a taken id.
+        let are_begins = left.iter().all(|(_, tid)| tid.is_none());
+        let has_waited = are_begins && failure::reach(&error) == Reach::Contended;
+        if !looks && (failure::is_taken(&error) || has_waited) {
+            // Nothing was written. The same flight finds the taken ids by a look.
+            core.taken_ids.note(true);
+            looks = true;
+            continue;
+        }
         match failure::reach(&error) {
             Reach::Moment => {
                 let error = Arc::new(error);
@@ -79,7 +84,7 @@ pub(super) async fn send_flight(core: &StoreCore, batch: FlightBatch) -> Vec<(It
 
 /// Splits a flight that failed because of one of its changes: those that fly again, and those that go by the plain path. The
 /// server names the culprit by its id or its row location. If it does not, all begins go, or everything if there are none.
-fn split(batch: FlightBatch, error: &Error) -> (FlightBatch, FlightBatch) {
+fn split(batch: LocatedBatch, error: &Error) -> (LocatedBatch, LocatedBatch) {
     let culprit = failure::violated_id(error).map_or_else(
         || failure::locked_tid(error).and_then(|text| Tid::parse(&text)).map(Culprit::Tid),
         |id| Some(Culprit::Id(id)),
@@ -113,6 +118,8 @@ struct FlightRequest<'a> {
     connection: &'a Connection,
     /// In the order of ids.
     batch: &'a [(Item, Option<Tid>)],
+    /// `true` if begins look for taken ids first.
+    looks: bool,
 }
 
 /// A flight without a result.
@@ -131,8 +138,8 @@ impl From<Error> for SendError {
 impl FlightRequest<'_> {
     /// Sends the flight and returns the landing of each change, in their order.
     async fn send(&self) -> Result<Vec<Landing>, SendError> {
-        let policies = self.core.policies.of(self.batch.iter().map(|(item, _)| &*item.change));
-        policies.ensure_stored(self.connection).await?;
+        let numbers = self.core.policies.of(self.batch.iter().map(|(item, _)| &*item.change));
+        policies::ensure_stored(self.connection, &numbers.0).await?;
         let [fresh, finish] = self.connection.row_types().await?.clone();
         let (mut begins, mut finishes, mut ids) = (Vec::new(), Vec::new(), Vec::new());
         for (Item { change, .. }, tid) in self.batch {
@@ -144,13 +151,20 @@ impl FlightRequest<'_> {
                 }
                 _ => {
                     ids.push(SqlId(change.id));
-                    begins.push(FreshRow { change, draft, policy: policies.number(&draft.policy) });
+                    begins.push(FreshRow { change, draft, policy: numbers.number(&draft.policy) });
                 }
             }
         }
         let has_bodies = finishes.iter().any(FinishRow::has_large_body);
-        let sql = if has_bodies { FLIGHT_BODIES } else { FLIGHT };
-        let params: [Param<'_>; 3] = [(&begins, fresh), (&finishes, finish), (&ids, Type::UUID_ARRAY)];
+        let (fresh, finish): (Param<'_>, Param<'_>) = ((&begins, fresh), (&finishes, finish));
+        let ids: Param<'_> = (&ids, Type::UUID_ARRAY);
+        let (sql, params) = match (begins.is_empty(), finishes.is_empty()) {
+            (true, _) if !has_bodies => (FLIGHT_FINISH, vec![finish]),
+            (_, true) if self.looks => (FLIGHT_BEGIN, vec![fresh, ids]),
+            (_, true) => (FLIGHT_INSERT, vec![fresh]),
+            _ if has_bodies => (FLIGHT_BODIES, vec![fresh, finish, ids]),
+            _ => (FLIGHT, vec![fresh, finish, ids]),
+        };
         self.connection.forget_warnings();
         let rows = self.connection.query_hot(sql, &params).await?;
         if self.connection.was_warned() {
@@ -162,9 +176,13 @@ impl FlightRequest<'_> {
             return Ok(self.batch.iter().map(|_| Landing::Plain).collect());
         };
         let now = Timestamp::from_micros(row.try_get(0)?);
-        let (tids, done): (Vec<Tid>, Vec<i64>) = (row.try_get(1)?, row.try_get(2)?);
-        let NestedRows(taken) = row.try_get(3)?;
-        self.core.policies.learn(self.connection, taken.iter().filter_map(NestedRow::policy)).await?;
+        let (tids, done): (Vec<Tid>, Vec<i64>) = (column(row, 1)?, column(row, 2)?);
+        let NestedRows(taken) = column(row, 3)?;
+        if !begins.is_empty() {
+            self.core.taken_ids.note(!taken.is_empty());
+        }
+        policies::learn(&self.core.policies, self.connection, taken.iter().filter_map(NestedRow::policy))
+            .await?;
         let taken = taken
             .iter()
             .filter_map(|row| Some((row.id()?, row.to_stored(&self.core.policies, now))))
@@ -221,7 +239,15 @@ struct Results {
     begun: usize,
 }
 
-fn fail_all(batch: FlightBatch, landed: &mut Vec<(Item, Landing)>, mut error: impl FnMut() -> StoreError) {
+/// Reads a column of a flight's row: empty if the statement does not return it.
+fn column<'r, T: FromSql<'r> + Default>(row: &'r Row, index: usize) -> Result<T, Error> {
+    match index < row.len() {
+        true => Ok(row.try_get::<_, Option<T>>(index)?.unwrap_or_default()),
+        false => Ok(T::default()),
+    }
+}
+
+fn fail_all(batch: LocatedBatch, landed: &mut Vec<(Item, Landing)>, mut error: impl FnMut() -> StoreError) {
     landed.extend(batch.into_iter().map(|(item, _)| (item, Landing::Reply(Err(error())))));
 }
 
@@ -241,7 +267,52 @@ fn share(error: StoreError) -> impl FnMut() -> StoreError {
 const OP: &str = "commit";
 const FLIGHT: &str = include_str!("flight.sql");
 const FLIGHT_BODIES: &str = include_str!("flight_bodies.sql");
+const FLIGHT_BEGIN: &str = include_str!("flight_begin.sql");
+const FLIGHT_INSERT: &str = include_str!("flight_insert.sql");
+const FLIGHT_FINISH: &str = include_str!("flight_finish.sql");
 
 /// Most sends of a flight, each without the changes that failed the one before. Two gateways that begin the same keys at the same moment
 /// take out a few; with more, the plain path is cheaper than rows that are rolled back.
 const TRIES_MAX: u32 = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_flights_are_made_of_the_same_parts() {
+        let statement =
+            |sql: &str| sql.lines().skip_while(|line| line.starts_with("--")).collect::<Vec<_>>().join("\n");
+        let flight = statement(FLIGHT);
+        let bodies = "  returning r.nonce, r.created_at, r.birth, v.apart
+),
+bodies as (
+  insert into ibid_body (born_at, birth, kind, data)
+  select created_at, birth, 1, apart from done where apart is not null";
+        let with_bodies = statement(FLIGHT_BODIES);
+        assert!(with_bodies.contains(bodies), "the bodies are inserted as this test expects");
+        assert_eq!(with_bodies.replace(bodies, "  returning r.nonce"), flight);
+        // The others leave out whole parts.
+        let part = |from: &str, to: &str| {
+            let start = flight.find(from).expect("it begins here");
+            &flight[start..start + flight[start..].find(to).expect("it ends here")]
+        };
+        let (clock, end) = (part("with clock", "taken as"), "\nfrom clock c");
+        let (taken, begun) = (part("taken as", "begun as"), part("begun as", ",\ndone as"));
+        let done = part("done as", "select c.now").replace("$2", "$1");
+        let look = "\n  where w.id <> all (array(select id from taken))";
+        assert!(begun.contains(look));
+        let (tids, taken_rows) = ("array(select tid from begun)", "array(select stored from taken)");
+        assert_eq!(
+            [FLIGHT_BEGIN, FLIGHT_INSERT, FLIGHT_FINISH].map(statement),
+            [
+                format!(
+                    "{clock}{}{begun}\nselect c.now, {tids}, null::int8[], {taken_rows}{end}",
+                    taken.replace("$3", "$2")
+                ),
+                format!("{clock}{}\nselect c.now, {tids}{end}", begun.replace(look, "")),
+                format!("{clock}{done}select c.now, null::tid[], array(select nonce from done){end}"),
+            ]
+        );
+    }
+}

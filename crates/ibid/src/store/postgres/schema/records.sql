@@ -65,8 +65,9 @@ create table ibid_record (
   constraint ibid_record_pkey primary key (id)
 );
 
--- Records by the instant at which upkeep must act. A first lease is not in it, so that begin and finish need not write it.
-create index ibid_record_due on ibid_record (watch_state, watch_at) where watch_at is not null;
+-- Records by the instant at which upkeep must act. A first lease is not in it, so that begin and finish need not write it. The
+-- id is last, because many records can have one instant, and a list has to continue between them.
+create index ibid_record_due on ibid_record (watch_state, watch_at, id) where watch_at is not null;
 
 -- Records in the order of the reaper. It has the policy, so that the lease scan of one policy skips others unread.
 create index ibid_record_reap on ibid_record (reap_at, policy);

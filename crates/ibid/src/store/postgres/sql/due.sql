@@ -10,7 +10,7 @@ select r.id, r.count, r.nonce, r.birth, r.owner, r.attempt, r.state, r.flags, r.
 from ibid_record r
 where r.watch_state = $1::int8::int2
   and r.watch_at >= $2::int8
+  and (r.watch_at, r.id) > ($2::int8, $3::uuid)
   and r.watch_at <= (extract(epoch from statement_timestamp()) * 1000000)::int8
-  and (r.watch_at > $2::int8 or r.id > $3::uuid)
 order by r.watch_at, r.id
 limit $4::int8

@@ -5,7 +5,7 @@ select r.id, r.count, r.nonce, r.birth, r.owner, r.attempt, r.state, r.flags, r.
        (extract(epoch from statement_timestamp()) * 1000000)::int8, coalesce(r.watch_at, 0)
 from ibid_record r
 where r.flags & 1 <> 0
-  and r.id >= $1::uuid and r.id <= $2::uuid and r.id > $13::uuid and ($12::int8 is null or r.watch_at = $12)
+  and r.id >= $1::uuid and r.id <= $2::uuid and r.id > $13::uuid and r.id <= $16::uuid
   and ($3::int8 is null or r.state = $3::int8::int2)
   and ($4::text is null or r.tenant = $4)
   and ($5::text is null or r.key = $5)

@@ -9,14 +9,16 @@
 -- with that write, so they would stay forever. That is what the comparison of nonces is for.
 --
 -- reap_at was set when the row was begun. A row that was finished later moves to its real instant, and one that is not finished
--- moves by an hour; if the lease scan has missed it, it enters the order of due records now. A step that a crash loses is
--- repeated, so it does not wait for the disk.
+-- moves by an hour; if the lease scan has missed it, it enters the order of due records now. Its policy counts as used: so a
+-- policy that has not been used for long has no such row (reap_policies.sql). A step that a crash loses is repeated, so it does
+-- not wait for the disk.
 with clock as materialized (
   select (extract(epoch from statement_timestamp()) * 1000000)::int8 as now
   where set_config('synchronous_commit', 'off', true) is not null
 ),
 visited as materialized (
-  select r.id, r.created_at, r.birth, r.reap_at as at, r.purge_at <= (select now from clock) as goes,
+  select r.id, r.created_at, r.birth, r.reap_at as at, r.purge_at <= (select now from clock) as goes, r.policy,
+         r.purge_at is null as open,
          r.purge_at is null
            or case when r.flags & 128 <> 0 then r.purge_at else least(r.expires_at, r.purge_at) end > (select now from clock) as early
   from ibid_record r
@@ -64,6 +66,16 @@ put_off as (
          watch_state = case when r.due_at is not null or r.state not in (2, 3) then r.state end,
          watch_at = case when r.due_at is not null or r.state not in (2, 3) then coalesce(r.due_at, 9223372036854775807) end
    where r.id = any (array(select id from visited where early))
+),
+used as materialized (
+  select p.digest
+  from ibid_policy p
+  where p.digest = any (array(select policy from visited where open)) and p.seen_at < (select now from clock) - 3600000000
+  order by p.digest
+  for no key update skip locked
+),
+noted as (
+  update ibid_policy p set seen_at = (select now from clock) where p.digest = any (array(select digest from used))
 ),
 stripped as (
   update ibid_record r

@@ -66,19 +66,19 @@ create index ibid_record_reap on ibid_record (reap_at) where reap_at is not null
 -- Records that an operator must look at.
 create index ibid_record_dead_letter on ibid_record (row) where flags & 1 = 1;
 
--- The last row that was ordered. One row; lowered with the last record when the reaper deletes that.
+-- The last row that was ordered, and the number of rows up to it. One row; lowered when the reaper deletes records.
 create table ibid_ordered (
   one integer primary key check (one = 1), -- set by the schema: 1, so that there is one row
-  up_to integer not null            -- set by the ordering of new rows, and by the reaper: ibid_record.row
+  up_to integer not null,           -- set by the ordering of new rows, and by the reaper: ibid_record.row
+  rows integer not null             -- set by the ordering of new rows, and by the reaper: records up to there
 ) strict;
-insert into ibid_ordered (one, up_to) values (1, 0);
+insert into ibid_ordered (one, up_to, rows) values (1, 0, 0);
 
 -- Ranges of neighbouring records that the reaper visits: one entry per some thousand records instead of an index entry each.
 create table ibid_reap_range (
   first integer primary key,        -- set by the ordering of new rows: first ibid_record.row
   last integer not null,            -- set by the ordering of new rows: last ibid_record.row
-  at integer not null,              -- set by the ordering and by the reaper after each visit: earliest reap instant in it
-  rows integer not null             -- set by the ordering and by the reaper after each visit: records that are left
+  at integer not null               -- set by the ordering and by the reaper after each visit: earliest reap instant in it
 ) strict;
 create index ibid_reap_range_at on ibid_reap_range (at);
 

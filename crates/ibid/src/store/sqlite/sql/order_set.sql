@@ -1,2 +1,2 @@
--- Rows up to ?1 are ordered.
-update ibid_ordered set up_to = ?1
+-- Rows up to ?1 are ordered; ?2 of them are new.
+update ibid_ordered set up_to = ?1, rows = rows + ?2

@@ -1,0 +1,216 @@
+//! The node's clock against the service's `Date`, which a proxy adds.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use ibid_core::change::{Change, Commit, Draft};
+use ibid_core::reap::ReapTarget;
+use ibid_core::record::{Record, State};
+use ibid_core::store::{RenewOutcome, Store};
+use ibid_dynamodb::{ClockState, DynamoOptions, DynamoStore, NodeClock, OpenError, create_table};
+use ibid_testkit::contract::{TestRecord, commit, draft, finished, fresh, insert, load, put};
+use ibid_testkit::dynamodb::{DynamoDb, DynamoProxy, ProxyAction};
+
+use crate::fixture::{SECOND, open, open_with, options, sdk_config, sdk_config_via};
+
+const LEASE: Duration = Duration::from_secs(60);
+
+/// The default retention, in microseconds.
+const DAY: i64 = 24 * 3600 * SECOND;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_date_the_clock_is_not_known_and_the_store_works() {
+    let server = DynamoDb::shared();
+    let store = open(&server, &NodeClock::default()).await;
+    assert_eq!(store.clock_state(), ClockState::Unknown);
+    put(&store, &fresh(&TestRecord::fresh(), LEASE)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_clock_is_off_does_not_start() {
+    let server = DynamoDb::shared();
+    let (proxy, date) = proxy_with_date(&server);
+    let (config, options) = (sdk_config_via(&proxy, &server), patient(&NodeClock::default()));
+    create_table(&config, &options).await.expect("the table is created");
+    for (shift, starts) in [(0, true), (120, false), (-120, false), (0, true)] {
+        date.store(shift, Ordering::SeqCst);
+        match (DynamoStore::open_with(&config, options.clone()).await, starts) {
+            (Ok(store), true) => assert!(matches!(store.clock_state(), ClockState::Within(_))),
+            (Err(OpenError::ClockOff { micros, .. }), false) => {
+                assert!(micros.abs() > 90_000_000 && micros.signum() == -shift.signum(), "{micros}");
+            }
+            (other, _) => panic!("{shift}: {other:?}"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_clock_goes_off_gives_no_lease_and_takes_none() {
+    let server = DynamoDb::shared();
+    let (proxy, date) = proxy_with_date(&server);
+    let clock = NodeClock::default();
+    let store = open_with(&sdk_config_via(&proxy, &server), patient(&clock)).await;
+    let running = put(&store, &fresh(&TestRecord::fresh(), LEASE)).await.record;
+    // Once the service's clock moves, once the node's, forward and back.
+    for (service, node) in [(120, 0), (-120, 0), (0, 120), (0, -120)] {
+        date.store(service, Ordering::SeqCst);
+        clock.set_shift(node * SECOND);
+        let (begin, accepted) = (Arc::new(fresh(&TestRecord::fresh(), LEASE)), accepted_request());
+        // A reply shows it.
+        assert_eq!(store.load(begin.id).await.expect("a load succeeds"), None);
+        for change in [&begin, &accepted] {
+            let error = store.commit(change.clone(), None).await.expect_err("no new reservations");
+            assert!(error.is_transient() && error.is_unsent() && error.is_unwritten(), "{error:?}");
+            assert_eq!(store.load(change.id).await.expect("a load succeeds"), None);
+        }
+        assert!(store.renew(vec![(running.id, running.version)]).await.is_err(), "no lease moves");
+        assert!(store.due(State::InProgress, None, 10).await.is_err(), "none counts as lapsed");
+        assert!(store.reap(ReapTarget::Records, None, 10).await.is_err(), "nothing is removed");
+        let ready = store.compare_and_set("ready", None, Bytes::from_static(b"1")).await;
+        assert!(ready.is_err(), "it is not ready, and not elected for upkeep");
+        // The clock is right again, and the store has to notice by itself.
+        date.store(0, Ordering::SeqCst);
+        clock.set_shift(0);
+        for change in [&begin, &accepted] {
+            assert!(matches!(commit(&store, change).await, Commit::Done(_)), "{service} {node}: it recovers");
+        }
+    }
+    clock.set_shift(120 * SECOND);
+    let finish = commit(&store, &finished(&running, b"done")).await;
+    assert!(matches!(finish, Commit::Done(_)), "a result is always stored");
+}
+
+/// A machine was suspended for five minutes, and both of its clocks with it. It wakes and begins: its lease has lapsed
+/// already for every other node, and the reply is the first to show it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_is_not_used_if_its_own_reply_shows_a_wrong_clock() {
+    let server = DynamoDb::shared();
+    let (proxy, date) = proxy_with_date(&server);
+    let (clock, other_clock) = (NodeClock::default(), NodeClock::default());
+    let store = open_with(&sdk_config_via(&proxy, &server), patient(&clock)).await;
+    let running = put(&store, &fresh(&TestRecord::fresh(), LEASE)).await.record;
+    date.store(300, Ordering::SeqCst);
+    other_clock.set_shift(300 * SECOND);
+    let begin = Arc::new(fresh(&TestRecord::fresh(), LEASE));
+    let error = store.commit(begin.clone(), None).await.expect_err("its lease is over already");
+    assert!(error.is_transient() && !error.is_unwritten() && !error.is_unsent(), "{error:?}");
+    let other = open_with(&sdk_config(&server), patient(&other_clock)).await;
+    let loaded = load(&other, begin.id).await.expect("it was written");
+    assert!(loaded.record.is_due(loaded.now), "another node may take it over");
+    store.commit(begin.clone(), None).await.expect_err("and still it must not run");
+
+    // The clock is set right, and the same begin is sent again: it finds itself, and its lease counts from now.
+    clock.set_shift(300 * SECOND);
+    let Commit::Conflict(Some(stored)) = commit(&store, &begin).await else {
+        panic!("it was written before")
+    };
+    assert!(begin.is_stored_as(&stored));
+    let loaded = load(&other, begin.id).await.expect("it was written");
+    assert_eq!(loaded.record, stored.record);
+    assert!(!loaded.record.is_due(loaded.now.after(LEASE / 2)), "its lease is whole again");
+
+    // A renewal after a pause: the lease may be shorter than it should be.
+    clock.set_shift(0);
+    date.store(0, Ordering::SeqCst);
+    load(&store, running.id).await;
+    date.store(300, Ordering::SeqCst);
+    let renewed = store.renew(vec![(running.id, running.version)]).await.expect("it answers");
+    assert_eq!(renewed, [RenewOutcome::Busy], "it does not count");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_never_expires_by_a_wrong_clock() {
+    let server = DynamoDb::shared();
+    let (proxy, date) = proxy_with_date(&server);
+    let clock = NodeClock::default();
+    let store = open_with(&sdk_config_via(&proxy, &server), patient(&clock)).await;
+    let mut running = Vec::new();
+    for _ in 0..3 {
+        running.push(put(&store, &fresh(&TestRecord::fresh(), LEASE)).await.record);
+    }
+    let other_clock = NodeClock::default();
+    let other = open_with(&sdk_config(&server), patient(&other_clock)).await;
+    let ends_after_its_retention = async |record: &Record| {
+        let stored = load(&other, record.id).await.expect("it is there");
+        let left = stored.record.expires_at.expect("it ends").since(stored.now);
+        let retention = stored.record.policy.retention;
+        assert!(left > retention && left < retention + 10 * LEASE, "{left:?}");
+    };
+    // The clock was set back by the retention, and no reply has shown it yet; and then one has.
+    clock.set_shift(-DAY);
+    let done = commit(&store, &finished(&running[0], b"set back")).await;
+    assert!(matches!(done, Commit::Done(_)), "{done:?}");
+    ends_after_its_retention(&running[0]).await;
+    assert!(matches!(store.clock_state(), ClockState::Off(_)));
+    let done = commit(&store, &finished(&running[1], b"known to be off")).await;
+    assert!(matches!(done, Commit::Done(_)), "{done:?}");
+    ends_after_its_retention(&running[1]).await;
+
+    // The machine is suspended for a day, and the reply to its finish is the first to show it.
+    clock.set_shift(0);
+    load(&store, running[2].id).await;
+    assert!(matches!(store.clock_state(), ClockState::Within(_)));
+    date.store(DAY / SECOND, Ordering::SeqCst);
+    other_clock.set_shift(DAY);
+    let done = commit(&store, &finished(&running[2], b"suspended")).await;
+    assert!(matches!(done, Commit::Done(_)), "{done:?}");
+    ends_after_its_retention(&running[2]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_clock_is_off_answers_for_keys_of_others() {
+    let server = DynamoDb::shared();
+    let (proxy, date) = proxy_with_date(&server);
+    let off = open_with(&sdk_config_via(&proxy, &server), patient(&NodeClock::default())).await;
+    let other = open_with(&sdk_config(&server), patient(&NodeClock::default())).await;
+    let name = TestRecord::fresh();
+    let running = put(&other, &fresh(&name, LEASE)).await.record;
+    put(&other, &finished(&running, b"theirs")).await;
+    date.store(120, Ordering::SeqCst);
+    off.load(TestRecord::fresh().id).await.expect("a reply shows it");
+    let Commit::Conflict(Some(stored)) = commit(&off, &fresh(&name, LEASE)).await else {
+        panic!("the key is taken")
+    };
+    assert_eq!(stored.body(), Some(&b"theirs"[..]), "it is replayed");
+    let new = off.commit(Arc::new(fresh(&TestRecord::fresh(), LEASE)), None).await;
+    assert!(new.is_err_and(|error| error.is_unsent()), "a new key is not begun");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_clock_is_fast_finds_no_live_result_expired() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let server = DynamoDb::shared();
+    let (proxy, _) = proxy_with_date(&server);
+    let clock = NodeClock::default();
+    let fast = open_with(&sdk_config_via(&proxy, &server), patient(&clock)).await;
+    let other = open_with(&sdk_config(&server), patient(&NodeClock::default())).await;
+    let name = TestRecord::fresh();
+    let done = Draft { expires_in: Some(HOUR), purge_in: Some(2 * HOUR), ..draft(&name, State::Completed) };
+    put(&other, &insert(&name, done)).await;
+    clock.set_shift(2 * 3600 * SECOND);
+    let stored = load(&fast, name.id).await.expect("it is there");
+    assert!(matches!(fast.clock_state(), ClockState::Off(_)));
+    assert!(!stored.record.is_expired(stored.now), "{:?} {:?}", stored.now, stored.record.expires_at);
+    let left = stored.record.expires_at.expect("it ends").since(stored.now);
+    assert!(left < HOUR + 10 * LEASE, "it counts from the service's time: {left:?}");
+}
+
+/// Returns an accepted request: due at once, without a lease.
+fn accepted_request() -> Arc<Change> {
+    let name = TestRecord::fresh();
+    Arc::new(insert(&name, Draft { due_in: Some(Duration::ZERO), ..draft(&name, State::Pending) }))
+}
+
+/// Options with a large skew: a busy machine answers slowly, and a slow reply proves little.
+fn patient(clock: &NodeClock) -> DynamoOptions {
+    options(clock).with(|options| options.skew_max = Duration::from_secs(60))
+}
+
+/// A proxy whose replies have a `Date` that is this many seconds off.
+fn proxy_with_date(server: &DynamoDb) -> (DynamoProxy, Arc<AtomicI64>) {
+    let shift = Arc::new(AtomicI64::new(0));
+    let of_proxy = shift.clone();
+    (server.proxy(move |_| ProxyAction::date(of_proxy.load(Ordering::SeqCst))), shift)
+}

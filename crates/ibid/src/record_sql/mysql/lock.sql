@@ -1,0 +1,13 @@
+-- Locks a record for the rest of the caller's transaction, and reads it as read.sql does. Until the transaction ends, the lock
+-- is the lease. Subqueries take no locks, so only the record is locked. ?3 is PostgreSQL's.
+select r.id, r.count, r.nonce, r.birth, r.owner, r.attempt, r.state, r.flags, r.policy, r.point,
+       r.created_at, r.ran_at, r.completed_at, r.due_at, r.expires_at, r.purge_at,
+       r.fingerprint, r.tenant, r.method, r.path, r.key, r.note, r.status, r.lines,
+       case when r.lines is not null or r.sealed_by is not null then coalesce(r.body, (
+         select b.data from ibid_body b where b.born_at = r.created_at and b.birth = r.birth and b.kind = 1
+       )) end,
+       r.sealed_by, coalesce(?2, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))),
+       (select p.data from ibid_policy p where p.digest = r.policy)
+from ibid_record r
+where r.id = ?1
+for update

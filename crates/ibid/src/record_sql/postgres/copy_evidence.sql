@@ -1,0 +1,6 @@
+-- Reads all evidence behind the number $1, at most $2 pieces, also used and dismissed.
+select e.seq, e.source, e.event, uuid_send(e.record), e.owner, e.as_of, e.open, e.found, e.purge_at
+from ibid_evidence e
+where e.seq > $1::int8
+order by e.seq
+limit $2::int8

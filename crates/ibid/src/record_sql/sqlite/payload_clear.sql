@@ -1,0 +1,5 @@
+-- Drops payload and result of the ended effects of the record ?1, as the reaper does: they are as personal as its response, and a
+-- new generation replaces that.
+update ibid_effect_call set payload = null, result = null
+where record = ?1 and (payload is not null or result is not null)
+  and (select e.done_at is not null from ibid_effect e where e.seq = ibid_effect_call.seq)

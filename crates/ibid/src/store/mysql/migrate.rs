@@ -1,0 +1,143 @@
+//! The schema, step by step. `ibid migrate --print` shows the same statements that the store runs.
+//!
+//! `store/schema_steps.rs` has the rules by which an older program accepts a newer schema. MySQL commits each statement that changes a table by itself, so every statement of a step can be repeated.
+
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+
+use super::MysqlOpenError;
+use super::connection::MysqlConnection;
+use super::open::open_error;
+use super::row;
+use super::target::MysqlTarget;
+use crate::store::schema_steps::{SchemaState, StepKind, needs_at_least};
+
+/// One step of the schema. A step that was released never changes.
+struct MysqlStep {
+    kind: StepKind,
+    /// Statements that can be repeated.
+    sql: &'static str,
+}
+
+/// Returns the text that takes a schema from step `from` to the newest, for an operator to run.
+pub(super) fn sql(from: u32) -> String {
+    let steps = numbered_steps().skip(from as usize);
+    steps.map(|(number, step)| format!("-- Step {number}.\n{}", text(number, step))).collect()
+}
+
+/// Returns the steps that a database has.
+///
+/// # Errors
+///
+/// Fails if a step is not the one that this program knows, or if a later step excludes this program.
+pub(super) async fn read_schema(
+    target: &MysqlTarget,
+    connection: &mut MysqlConnection,
+) -> Result<SchemaState, MysqlOpenError> {
+    let failed = |error| open_error(target, error);
+    if connection.run(include_str!("sql/schema_table.sql")).await.map_err(failed)?.is_empty() {
+        return Ok(SchemaState::default());
+    }
+    let rows = connection.run(include_str!("sql/schema_steps.sql")).await.map_err(failed)?;
+    let mut applied = SchemaState::default();
+    for row in &rows {
+        let unreadable = |source| MysqlOpenError::Failed { place: target.shown(), source: Box::new(source) };
+        let step = |column| row::number(OP, row, column).map_err(unreadable);
+        let number = u32::try_from(step(0)?).unwrap_or(u32::MAX);
+        let stored = row::bytes(OP, row, 1).map_err(unreadable)?;
+        let known = numbered_steps().find(|(known, _)| *known == number);
+        if known.is_some_and(|(_, step)| digest(step) != *stored) {
+            return Err(MysqlOpenError::Altered { place: target.shown(), number });
+        }
+        let needs = u32::try_from(step(2)?).unwrap_or(u32::MAX);
+        applied = SchemaState { step: applied.step.max(number), needs: applied.needs.max(needs) };
+    }
+    if applied.excludes(KNOWN) {
+        let (found, known) = (applied.step, KNOWN);
+        return Err(MysqlOpenError::FromTheFuture { place: target.shown(), found, known });
+    }
+    Ok(applied)
+}
+
+/// Takes the steps that are missing. A process that comes second waits, and finds them taken.
+pub(super) async fn run(
+    target: &MysqlTarget,
+    connection: &mut MysqlConnection,
+) -> Result<(), MysqlOpenError> {
+    let failed = |error| open_error(target, error);
+    connection.wait_for_replies(REPLY_WAIT);
+    // The session holds it until it ends: the connection is closed after the migration.
+    connection.run(LOCK).await.map_err(failed)?;
+    for (number, step) in numbered_steps() {
+        if read_schema(target, connection).await?.step < number {
+            connection.run(&text(number, step)).await.map_err(failed)?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns the statements of a step. The last one notes that it was taken, so a migration that was cut off is repeated.
+fn text(number: u32, step: &MysqlStep) -> String {
+    let table = if number == 1 { include_str!("schema/steps.sql") } else { "" };
+    let digest = ibid_core::hex::encode(&digest(step));
+    let needs = needs_at_least(numbered_steps().take(number as usize).map(|(_, step)| step.kind));
+    format!(
+        "{table}{}insert into ibid_schema_step (number, digest, needs_at_least) values ({number}, x'{digest}', {needs}) \
+         on duplicate key update number = number;\n",
+        step.sql
+    )
+}
+
+fn numbered_steps() -> impl Iterator<Item = (u32, &'static MysqlStep)> {
+    (1..).zip(STEPS)
+}
+
+fn digest(step: &MysqlStep) -> [u8; 32] {
+    Sha256::digest(step.sql).into()
+}
+
+/// The steps, in their order. Nothing was released before the first one.
+const STEPS: &[MysqlStep] = &[MysqlStep {
+    kind: StepKind::Expand,
+    sql: concat!(
+        include_str!("schema/records.sql"),
+        include_str!("schema/outbox.sql"),
+        include_str!("schema/evidence.sql"),
+        include_str!("schema/views.sql")
+    ),
+}];
+
+/// Number of the newest step that this program knows.
+pub(super) const KNOWN: u32 = STEPS.len() as u32;
+
+const OP: &str = "read the schema";
+
+/// Migrations of one database wait for each other: at most for a minute, in which a first step is long done. Without the lock
+/// they would run the same statements, each of which can be repeated. A lock on a table is waited for as long.
+const LOCK: &str =
+    "set session lock_wait_timeout = 60; do get_lock(concat('ibid schema ', left(database(), 40)), 60)";
+
+/// Longest wait for the reply to a step: it may rebuild a large table.
+const REPLY_WAIT: Duration = Duration::from_secs(3600);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_printed_statements_take_every_missing_step() {
+        let all = sql(0);
+        assert!(all.contains("create table if not exists ibid_schema_step") && all.contains("ibid_record ("));
+        assert_eq!(sql(KNOWN), "");
+    }
+
+    #[test]
+    fn every_statement_of_a_step_can_be_repeated() {
+        let lines = sql(0);
+        let creates = lines.lines().filter(|line| line.starts_with("create "));
+        for line in creates {
+            assert!(line.contains("if not exists") || line.contains("or replace"), "{line}");
+        }
+    }
+}

@@ -1,0 +1,4 @@
+-- Marks evidence as used, in the transaction of the change that it led to. Its event is remembered for ?3 microseconds more.
+update ibid_evidence
+set open = 0, purge_at = timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)) + ?3
+where source = ?1 and event = ?2

@@ -1,0 +1,21 @@
+-- Lists records in the state ?3, which is not running and not completed, in the order of due records, those that are never due
+-- first: behind the position ?12, ?13; otherwise as list.sql does.
+select r.id, r.count, r.nonce, r.birth, r.owner, r.attempt, r.state, r.flags, r.policy, r.point,
+       r.created_at, r.ran_at, r.completed_at, r.due_at, r.expires_at, r.purge_at,
+       r.fingerprint, r.tenant, r.method, r.path, r.key, r.note, r.status, null, null, null,
+       timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)), r.due_at
+from ibid_record r force index (ibid_record_due)
+where r.state = ?3 and r.id >= ?1 and r.id <= ?2
+  and (r.due_at >= ?12 or ?12 = -9223372036854775808 and r.due_at is null)
+  and (r.due_at > ?12 or r.id > ?13)
+  and (?3 is null or r.state = ?3)
+  and (?4 is null or r.tenant = ?4)
+  and (?5 is null or r.key = ?5)
+  and (?6 is null or r.method = ?6)
+  and (?7 is null or r.path like ?7)
+  and (?8 is null or length(r.path) - length(replace(r.path, '/', '')) = ?8)
+  and (?9 is null or r.created_at >= ?9)
+  and (?10 is null or r.created_at < ?10)
+  and (?11 is null or r.created_at < timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)) - ?11)
+order by r.due_at, r.id
+limit ?14

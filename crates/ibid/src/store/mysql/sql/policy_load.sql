@@ -1,0 +1,2 @@
+-- Returns policies by their numbers, which follow.
+select digest, data from ibid_policy where digest in

@@ -1,0 +1,155 @@
+//! The outbox on MariaDB, where several statements do what is one on PostgreSQL: the order of an aggregate holds at every
+//! isolation level, and concurrent workers call each effect once.
+
+use std::sync::{Arc, Mutex};
+
+use ibid::outbox::{BoxError, CallOutcome, CallResult, EffectCall, EffectHandler, SettledEffect, Worker};
+use ibid::transaction::{Database, IsolatedDatabase, Isolation, SqlTx};
+use ibid_core::effect::NewEffect;
+use ibid_core::response::Response;
+use ibid_testkit::mariadb::MariaDb;
+
+use super::every_database::{Site, charge, mysql};
+use super::harness::begin;
+use crate::adapters::databases::{MysqlAsyncPools, TestDatabase};
+use crate::adapters::{Adapter as _, PATIENT};
+
+const LEVELS: [Isolation; 3] = [Isolation::ReadCommitted, Isolation::RepeatableRead, Isolation::Serializable];
+
+/// A provider that remembers the names of its calls.
+#[derive(Clone, Default)]
+struct Calls(Arc<Mutex<Vec<String>>>);
+
+impl<T: SqlTx> EffectHandler<T> for Calls {
+    async fn call(&self, call: &EffectCall) -> CallOutcome {
+        self.0.lock().unwrap().push(call.name.clone());
+        CallOutcome::Made(CallResult::default())
+    }
+
+    async fn record(&self, _: &EffectCall, _: &SettledEffect, _: &mut T) -> Result<(), BoxError> {
+        Ok(())
+    }
+}
+
+impl Calls {
+    fn names(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+
+    fn worker<D: Database + Clone + 'static>(&self, site: &Site<D>) -> Worker<D>
+    where
+        D::Tx: 'static,
+    {
+        Worker::builder(site.ibid.clone(), site.database.clone()).on("charge", self.clone()).build().unwrap()
+    }
+}
+
+fn ordered_charge(name: &str, aggregate: &str) -> NewEffect {
+    NewEffect { name: name.to_owned(), ..charge() }.ordered_by(aggregate)
+}
+
+fn response() -> Response {
+    Response::plain(201, "text/plain", "accepted".to_owned())
+}
+
+/// T1 enqueues B behind A and stays open; T2 ends A and sees no B; T1 commits. T2 must not wait for T1, and B must run.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_effect_enqueued_while_the_one_before_ends_runs_on_mysql() {
+    for level in LEVELS {
+        let (site, calls) = (mysql().await, Calls::default());
+        site.pay("a", ordered_charge("a", "account")).await;
+        let mut attempt = begin(&site.ibid, "b").await;
+        let database = IsolatedDatabase::new(site.database.clone(), level);
+        let mut t1 = attempt.inside(database.begin().await.unwrap()).await.unwrap();
+        t1.enqueue(ordered_charge("b", "account")).await.unwrap();
+        let worker = calls.worker(&site);
+        assert_eq!(worker.run_once().await.unwrap().done, 1, "{level:?}: the end does not wait");
+        assert!(worker.run_once().await.unwrap().is_idle(), "{level:?}: B is not committed");
+        let _ = t1.finish(response()).await.unwrap();
+        assert_eq!(worker.run_once().await.unwrap().done, 1, "{level:?}");
+        assert_eq!(calls.names(), ["a", "b"], "{level:?}");
+    }
+}
+
+/// T1 enqueues first and commits last. T2 must wait for it, or its effect would be called first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn effects_of_an_aggregate_are_numbered_by_commits_on_mysql() {
+    let (site, calls) = (mysql().await, Calls::default());
+    let mut attempt = begin(&site.ibid, "a").await;
+    let mut t1 = attempt.inside(site.database.begin().await.unwrap()).await.unwrap();
+    t1.enqueue(ordered_charge("a", "account")).await.unwrap();
+    let site = Arc::new(site);
+    let other = site.clone();
+    let second = tokio::spawn(async move { other.pay("b", ordered_charge("b", "account")).await });
+    // Another aggregate does not wait.
+    site.pay("c", ordered_charge("c", "other account")).await;
+    let waits = "select count(*) from information_schema.innodb_trx where trx_state = 'LOCK WAIT' and trx_query like '%ibid_effect_lock%'";
+    while sqlx::query_scalar::<_, i64>(waits).fetch_one(&site.database.0).await.unwrap() == 0 {}
+    let _ = t1.finish(response()).await.unwrap();
+    second.await.unwrap();
+    let worker = calls.worker(&site);
+    while !worker.run_once().await.unwrap().is_idle() {}
+    let names = calls.names();
+    let index = |name: &str| names.iter().position(|called| called == name).unwrap();
+    assert!(names.len() == 3 && index("a") < index("b"), "{names:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_at_once_call_each_effect_once_in_order_on_mysql() {
+    workers_at_once(mysql().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_at_once_call_each_effect_once_with_mysql_async() {
+    let Site { ibid, _place, .. } = mysql().await;
+    let url = _place.downcast_ref::<MariaDb>().unwrap().url();
+    let database = MysqlAsyncPools::open(&TestDatabase::at(url), 8, PATIENT).await;
+    workers_at_once(Site { ibid, database, _place }).await;
+}
+
+/// Requests enqueue while three workers look, claim and end: no effect is skipped, called twice or called out of order.
+async fn workers_at_once<D: Database + Clone + 'static>(site: Site<D>)
+where
+    D::Tx: 'static,
+{
+    let (site, calls) = (Arc::new(site), Calls::default());
+    let enqueuers: Vec<_> = (0..AGGREGATES)
+        .map(|aggregate| {
+            let site = site.clone();
+            tokio::spawn(async move {
+                for number in 0..EACH {
+                    let name = format!("{aggregate} {number}");
+                    site.pay(&name, ordered_charge(&name, &aggregate.to_string())).await;
+                }
+            })
+        })
+        .collect();
+    let workers: Vec<_> = (0..3)
+        .map(|_| {
+            let (worker, calls) = (calls.worker(&site), calls.clone());
+            tokio::spawn(async move {
+                while calls.names().len() < AGGREGATES * EACH {
+                    worker.run_once().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for task in enqueuers.into_iter().chain(workers) {
+        task.await.unwrap();
+    }
+    let names = calls.names();
+    for aggregate in 0..AGGREGATES {
+        let prefix = format!("{aggregate} ");
+        let of_it: Vec<_> = names.iter().filter_map(|name| name.strip_prefix(&prefix)).collect();
+        let expected: Vec<_> = (0..EACH).map(|number| number.to_string()).collect();
+        assert_eq!(of_it, expected, "aggregate {aggregate}");
+    }
+    let worker = calls.worker(&site);
+    while !worker.run_once().await.unwrap().is_idle() {}
+    assert_eq!(calls.names().len(), AGGREGATES * EACH, "none was called again");
+}
+
+const AGGREGATES: usize = 4;
+
+/// Effects of each aggregate.
+const EACH: usize = 10;

@@ -1,0 +1,184 @@
+//! A cluster whose slots move and whose servers die while clients write.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use ibid::store::redis::RedisStore;
+use ibid_core::change::{Change, Commit};
+use ibid_core::evidence::{EventName, Evidence, EvidenceQuery, EvidenceStore, EvidenceSubject};
+use ibid_core::machine::Observation;
+use ibid_core::reap::ReapTarget;
+use ibid_core::record::State;
+use ibid_core::scope::RecordId;
+use ibid_core::store::{BrowseStore, RecordFilter, RenewOutcome, RowCount, Store};
+use ibid_testkit::contract::{LONG, TestRecord, finished, fresh, load};
+use ibid_testkit::redis::RedisCluster;
+
+use super::{begin, commit, commit_surely, open_weak, put};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slots_that_move_under_load_lose_and_double_nothing() {
+    let cluster = Arc::new(RedisCluster::start());
+    let store = open_weak(&cluster.url()).await;
+    // `redis-cli` moves the lowest slots first. Half of the records are in buckets that move.
+    let moving: Arc<Vec<u8>> =
+        Arc::new((0..=255).filter(|bucket| cluster.slot(&format!("{{{bucket:02x}}}")) < 500).collect());
+    assert!(!moving.is_empty());
+    let stop = Arc::new(AtomicBool::new(false));
+    let writers: Vec<_> = (0..6)
+        .map(|_| {
+            let (store, stop, moving) = (store.clone(), stop.clone(), moving.clone());
+            tokio::spawn(async move {
+                let mut written: Vec<Change> = Vec::new();
+                while !stop.load(Ordering::SeqCst) {
+                    let mut change = begin();
+                    while written.len().is_multiple_of(2) && !moving.contains(&change.id.as_bytes()[0]) {
+                        change = begin();
+                    }
+                    assert!(commit_surely(&store, &change).await, "its nonce is its own");
+                    let running = loop {
+                        match store.load(change.id).await {
+                            Ok(stored) => break stored.expect("a confirmed record is there").record,
+                            Err(error) => assert!(error.is_transient(), "{error:?}"),
+                        }
+                    };
+                    let finish = finished(&running, b"done");
+                    assert!(commit_surely(&store, &finish).await, "its lease is its own");
+                    written.push(finish);
+                }
+                written
+            })
+        })
+        .collect();
+    let mover = cluster.clone();
+    let moves = tokio::task::spawn_blocking(move || mover.reshard(0, 1, 500));
+    moves.await.expect("the slots move");
+    stop.store(true, Ordering::SeqCst);
+    let mut count = 0;
+    for writer in writers {
+        for finish in writer.await.expect("a writer ends") {
+            let stored = load(&*store, finish.id).await.expect("a confirmed record is there");
+            assert!(finish.is_stored_as(&stored), "at the confirmed version");
+            assert_eq!(stored.body(), Some(&b"done"[..]));
+            count += 1;
+        }
+    }
+    println!("{count} records while {} buckets moved", moving.len());
+    let counts = store.count().await.expect("they are counted").by_state;
+    assert_eq!(
+        counts[usize::from(State::Completed.code()) - 1],
+        RowCount::Exact(count),
+        "each is once in an order"
+    );
+    assert_eq!(counts[usize::from(State::InProgress.code()) - 1], RowCount::Exact(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_of_a_cluster_that_returns_is_used_again() {
+    let mut cluster = RedisCluster::start();
+    let store = open_weak(&cluster.url()).await;
+    let mut records = Vec::new();
+    for _ in 0..30 {
+        records.push(put(&store, &begin()).await);
+    }
+    cluster.node(0).kill();
+    // Until the others notice, the keys of two servers work; then all refuse. A refusal proves that nothing was written,
+    // and only a connection that broke midway does not.
+    let mut failures = 0;
+    for _ in 0..30 {
+        if let Err(error) = commit(&store, &begin()).await {
+            assert!(error.is_transient(), "{error:?}");
+            failures += 1;
+        }
+    }
+    assert!(failures > 0, "a third of the keys is on the server that died");
+    cluster.node(0).start_again();
+    for record in &records {
+        assert!(commit_surely(&store, &finished(record, b"after all")).await);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_lease_that_cannot_be_renewed_is_busy() {
+    let mut cluster = RedisCluster::start();
+    let store = open_weak(&cluster.url()).await;
+    let mut leases = Vec::new();
+    for _ in 0..30 {
+        let record = put(&store, &begin()).await;
+        leases.push((record.id, record.version));
+    }
+    let on_first = |cluster: &mut RedisCluster, id: &RecordId| {
+        let slot = cluster.slot(&format!("{{{:02x}}}", id.as_bytes()[0]));
+        slot < 5461 && cluster.node(0).cli(&["CLUSTER", "COUNTKEYSINSLOT", &slot.to_string()]) != "0"
+    };
+    let stopped: Vec<bool> = leases.iter().map(|(id, _)| on_first(&mut cluster, id)).collect();
+    assert!(stopped.contains(&true) && stopped.contains(&false), "{stopped:?}");
+    // It keeps its connections and answers nothing.
+    cluster.node(0).pause();
+    let renewed = store.renew(leases.clone()).await.expect("the others are renewed");
+    for (renewed, is_stopped) in renewed.iter().zip(&stopped) {
+        assert_eq!(matches!(renewed, RenewOutcome::Busy), *is_stopped, "{renewed:?}");
+    }
+    let only_stopped: Vec<_> =
+        leases.iter().zip(&stopped).filter(|(_, is_stopped)| **is_stopped).map(|(lease, _)| *lease).collect();
+    let error = store.renew(only_stopped).await.expect_err("none is renewed");
+    assert!(error.is_transient(), "{error:?}");
+    cluster.node(0).resume();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn upkeep_goes_on_without_a_server_of_the_cluster() {
+    let mut cluster = RedisCluster::start_with(3, 0, &[("cluster-require-full-coverage", "no")]);
+    let store = open_weak(&cluster.url()).await;
+    let is_away = |id: &RecordId| cluster.slot(&format!("{{{:02x}}}", id.as_bytes()[0])) < 5461;
+    let (mut lapsed, mut expired, mut events) = (Vec::new(), 0, 0);
+    let mut secrets = Vec::new();
+    for _ in 0..30 {
+        let record = put(&store, &fresh(&TestRecord::fresh(), Duration::from_millis(1))).await;
+        secrets.extend(record.fingerprint.map(|fingerprint| fingerprint.secret()));
+        let is_there = !is_away(&record.id);
+        lapsed.extend(is_there.then_some(record.id));
+        let name = EventName { source: "psp".into(), event: record.id.to_string() };
+        let (about, what) = (EvidenceSubject::Record(record.id), Observation::NotExecuted);
+        let one = Evidence { name, about, owner: None, what, age: Duration::ZERO };
+        store.insert_evidence(one, LONG).await.expect("it is stored");
+        events += usize::from(is_there);
+        let ended = put(&store, &begin()).await;
+        let mut finish = finished(&ended, b"done");
+        let draft = finish.draft.as_mut().expect("a finish writes the record");
+        (draft.expires_in, draft.purge_in) = (Some(Duration::ZERO), Some(Duration::from_millis(1)));
+        put_unread(&store, &finish).await;
+        expired += u64::from(!is_away(&finish.id));
+    }
+    cluster.node(0).kill();
+    // Until the others notice, the first calls may meet a broken connection.
+    let mut due_ids = HashSet::new();
+    while due_ids.len() < lapsed.len() {
+        let due = store.due(State::InProgress, None, 100).await.expect("those on the others are found");
+        due_ids.extend(due.items.iter().map(|stored| stored.record.id));
+    }
+    assert!(lapsed.iter().all(|id| due_ids.contains(id)));
+    let mut removed = 0;
+    while removed < expired {
+        removed += store.reap(ReapTarget::Records, None, 100).await.expect("those on the others go").removed;
+    }
+    let counts = store.count().await.expect("those on the others are counted");
+    let running = counts.by_state[usize::from(State::InProgress.code()) - 1];
+    assert_eq!(running, RowCount::Estimated(lapsed.len() as u64), "and the number is not called exact");
+    let open =
+        store.open_evidence(EvidenceQuery::All, None, 100).await.expect("those on the others are found");
+    assert_eq!(open.items.len(), events);
+    store.purge_evidence(100).await.expect("the others are purged");
+    // A list and a search must be complete, so they fail.
+    store.list(RecordFilter::default()).await.expect_err("a list without some of the records");
+    store.find_unknown_secret(secrets).await.expect_err("a search that saw only a part");
+}
+
+/// Commits a change whose record may be gone at once.
+async fn put_unread(store: &RedisStore, change: &Change) {
+    let done = commit(store, change).await.expect("it is committed");
+    assert!(matches!(done, Commit::Done(_)), "{done:?}");
+}

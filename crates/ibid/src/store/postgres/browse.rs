@@ -21,10 +21,12 @@ use super::failure::store_error;
 use super::read::{DuePosition, get, next_position};
 use super::row::{self, SqlId};
 use super::{KIND, StoreCore, policies};
+use crate::store::server_pools::PoolTarget;
 
 impl BrowseStore for StoreCore {
     fn list(&self, filter: RecordFilter) -> BoxFuture<'_, Result<Page<StoredRecord>, StoreError>> {
-        Box::pin(self.list_page(filter, LIST_FOR, PIECE_ROWS))
+        let piece_rows = if self.target.sizes().slow == 0 { SHARED_PIECE_ROWS } else { PIECE_ROWS };
+        Box::pin(self.list_page(filter, LIST_FOR, piece_rows))
     }
 
     fn history(&self, id: RecordId) -> BoxFuture<'_, Result<Vec<HistoryLine>, StoreError>> {
@@ -249,6 +251,10 @@ const SEARCH_PAGE: i64 = 20_000;
 
 /// Records in one piece of a list: far below the time limit of a slow read, also from disk.
 const PIECE_ROWS: i64 = 10_000;
+
+/// Records in one piece of a list where slow reads share their connection. Their time limit is an eighth there, and a
+/// server that is busy otherwise was seen to need longer for [`PIECE_ROWS`].
+const SHARED_PIECE_ROWS: i64 = 1000;
 
 /// Time after which a page of a list ends with what was found: an operator waits for it.
 const LIST_FOR: Duration = Duration::from_secs(4);

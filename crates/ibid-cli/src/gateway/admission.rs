@@ -23,7 +23,7 @@ impl GuardedSlots {
         GuardedSlots { used: Arc::default(), max, max_per_connection, buffers }
     }
 
-    pub(crate) fn used(&self) -> usize {
+    pub(crate) fn in_use(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
 

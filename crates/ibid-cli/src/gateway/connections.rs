@@ -110,7 +110,7 @@ impl Connections {
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
-    pub(crate) fn used(&self) -> usize {
+    pub(crate) fn in_use(&self) -> usize {
         self.connections_max.saturating_sub(self.slots.available_permits())
     }
 

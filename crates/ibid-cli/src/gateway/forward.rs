@@ -236,7 +236,7 @@ where
 }
 
 /// Response to an unguarded request that the upstream did not answer in time.
-pub(crate) fn timed_out() -> Response<ForwardBody> {
+pub(crate) fn timeout_response() -> Response<ForwardBody> {
     Problem::TIMED_OUT.response(ExecutionHint::Uncertain)
 }
 
@@ -246,14 +246,14 @@ fn tls_failure(error: &legacy::Error) -> Option<&TlsFailure> {
 }
 
 /// Response to an unguarded request that found no free slot.
-pub(crate) fn overloaded() -> Response<ForwardBody> {
+pub(crate) fn overload_response() -> Response<ForwardBody> {
     let mut response = Problem::OVERLOADED.response(ExecutionHint::NotExecuted);
     response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     response
 }
 
 /// Response to an unguarded request whose client stopped sending in the middle of the body.
-pub(crate) fn body_stalled() -> Response<ForwardBody> {
+pub(crate) fn stall_response() -> Response<ForwardBody> {
     Problem::BODY_STALLED.response(ExecutionHint::Uncertain)
 }
 

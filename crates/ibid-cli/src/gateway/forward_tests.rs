@@ -406,13 +406,13 @@ async fn a_wait_for_a_connection_is_bounded_and_proves_nothing_sent() {
     upstream.until(|tally| tally.total == 1).await;
     let refused = send(&forwarder, post("b", "")).await;
     assert_eq!((refused.status().as_u16(), hint_of(&refused)), (503, Some(ExecutionHint::NotExecuted)));
-    assert_eq!((connections.used(), upstream.executions("b")), (1, 0));
+    assert_eq!((connections.in_use(), upstream.executions("b")), (1, 0));
 
     // The connection that the first request returns is reused.
     upstream.gate().open();
     first.await.unwrap();
     assert_eq!(send(&forwarder, post("b", "")).await.status(), StatusCode::OK);
-    assert_eq!((connections.used(), upstream.tally().connections), (1, 1));
+    assert_eq!((connections.in_use(), upstream.tally().connections), (1, 1));
 }
 
 #[test]

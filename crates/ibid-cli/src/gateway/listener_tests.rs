@@ -50,7 +50,7 @@ async fn an_idle_http2_connection_gets_a_goaway_in_time() {
     let mut client = Streams::open(server.addr, WINDOW).await;
     assert_eq!(client.get("/").await.0, StatusCode::OK);
     client.closed_by_server().await;
-    server.until(|door| door.connections.used() == 0).await;
+    server.until(|door| door.connections.in_use() == 0).await;
 }
 
 #[tokio::test]
@@ -59,8 +59,8 @@ async fn an_http1_client_that_stops_reading_is_cut_off() {
     let mut client = Client::connect(server.addr).await;
     client.send(&TestRequest::get("/endless")).await;
     assert_eq!(client.read_head().await.unwrap().status, 200);
-    server.until(|door| door.connections.used() == 0).await;
-    assert_eq!(server.door.buffers.used(), (0, 0), "its bytes were freed");
+    server.until(|door| door.connections.in_use() == 0).await;
+    assert_eq!(server.door.buffers.bytes_in_use(), (0, 0), "its bytes were freed");
 }
 
 #[tokio::test]
@@ -74,7 +74,7 @@ async fn an_http2_stream_that_is_not_read_is_reset_alone() {
         let (status, body) = client.get(path).await;
         assert_eq!(status, StatusCode::OK);
         assert_eq!(reset(body).await, Some(h2::Reason::CANCEL), "{path} with {window}");
-        server.until(|door| door.buffers.used() == (0, 0)).await;
+        server.until(|door| door.buffers.bytes_in_use() == (0, 0)).await;
         server.release.notify_one();
         assert_eq!(other.await.0, StatusCode::OK, "the connection lives");
     }
@@ -90,8 +90,8 @@ async fn an_answer_whose_service_is_quiet_is_not_stalled() {
     // A client that connected later and does not read: when it is cut off, the time-out of the others would be over too.
     let mut stalled = Client::connect(server.addr).await;
     stalled.send(&TestRequest::get("/endless")).await;
-    server.until(|door| door.connections.used() == 3).await;
-    server.until(|door| door.connections.used() == 2).await;
+    server.until(|door| door.connections.in_use() == 3).await;
+    server.until(|door| door.connections.in_use() == 2).await;
 
     server.release.notify_waiters();
     assert_eq!(patient.read().await.unwrap().text(), "first last");
@@ -108,10 +108,10 @@ async fn a_reader_that_stopped_makes_room_when_memory_is_short() {
     let server = Server::start(limits).await;
     let mut client = Client::connect(server.addr).await;
     client.send(&TestRequest::get("/endless")).await;
-    server.until(|door| door.buffers.used().1 >= 60_000).await;
+    server.until(|door| door.buffers.bytes_in_use().1 >= 60_000).await;
     // Not at once, because a client may pause. The stall time-out itself is far away.
     server.until(|door| door.buffers.has_room_for_reply(32 * 1024)).await;
-    server.until(|door| door.connections.used() == 0).await;
+    server.until(|door| door.connections.in_use() == 0).await;
 }
 
 #[tokio::test]
@@ -124,10 +124,10 @@ async fn a_reader_that_stopped_is_cut_off_while_others_are_answered() {
     let server = Server::start(limits).await;
     let mut stopped = Client::connect(server.addr).await;
     stopped.send(&TestRequest::get("/endless")).await;
-    server.until(|door| door.buffers.used().1 >= 60_000).await;
+    server.until(|door| door.buffers.bytes_in_use().1 >= 60_000).await;
     let mut honest = Client::connect(server.addr).await;
     assert_eq!(honest.call(&TestRequest::get("/")).await.status, 200);
-    while server.door.connections.used() > 1 {
+    while server.door.connections.in_use() > 1 {
         assert_eq!(honest.call(&TestRequest::get("/large")).await.body.len(), LARGE);
     }
     assert_eq!(honest.call(&TestRequest::get("/large")).await.body.len(), LARGE);
@@ -150,7 +150,7 @@ async fn a_client_that_resets_in_bulk_loses_its_connection() {
     }
     let mut client = Client::connect(server.addr).await;
     client.send_bytes(&flood).await;
-    server.until(|door| door.connections.used() == 0).await;
+    server.until(|door| door.connections.in_use() == 0).await;
     assert!(server.calls.load(Ordering::SeqCst) < 200, "not every stream reached the service");
     assert_eq!(Client::connect(server.addr).await.call(&TestRequest::get("/")).await.status, 200);
 }

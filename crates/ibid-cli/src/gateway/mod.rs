@@ -316,7 +316,7 @@ impl Service<Request<ClientBody>> for Upstream {
             });
         }
         let Some((mut slot, ended)) = self.0.slots.enter() else {
-            return Box::pin(std::future::ready(Ok(forward::overloaded())));
+            return Box::pin(std::future::ready(Ok(forward::overload_response())));
         };
         let upgrade_request = UpgradeRequest::take(&mut request);
         let (progress, watch) = (PassProgress::start(), StallWatch::default());
@@ -333,9 +333,9 @@ impl Service<Request<ClientBody>> for Upstream {
                 Ok(()) = ended => None,
             };
             watch.stop_watching();
-            let Some(Ok(mut response)) = result else { return Ok(forward::timed_out()) };
+            let Some(Ok(mut response)) = result else { return Ok(forward::timeout_response()) };
             if watch.has_stalled() {
-                return Ok(forward::body_stalled());
+                return Ok(forward::stall_response());
             }
             if slot.mark_head() {
                 let slot = Arc::new(slot);
@@ -382,14 +382,14 @@ impl Bounds {
 
     /// Sets the gauges to the current values.
     fn show(&self) {
-        let (requests, replies) = self.door.buffers.used();
+        let (requests, replies) = self.door.buffers.bytes_in_use();
         let (max_buffered, max_replies) = self.door.buffers.max();
         let connections = &self.door.connections;
-        bounds::show(Bound::Connections, connections.used() as u64, connections.max() as u64);
-        bounds::show(Bound::Guarded, self.guarded.used() as u64, self.guarded.max() as u64);
-        bounds::show(Bound::Passed, self.passed.used() as u64, self.passed.max() as u64);
+        bounds::show(Bound::Connections, connections.in_use() as u64, connections.max() as u64);
+        bounds::show(Bound::Guarded, self.guarded.in_use() as u64, self.guarded.max() as u64);
+        bounds::show(Bound::Passed, self.passed.in_use() as u64, self.passed.max() as u64);
         let upstream = &self.upstream_guarded;
-        bounds::show(Bound::UpstreamConnections, upstream.used() as u64, upstream.max() as u64);
+        bounds::show(Bound::UpstreamConnections, upstream.in_use() as u64, upstream.max() as u64);
         bounds::show(Bound::BufferedBytes, requests + replies, max_buffered);
         bounds::show(Bound::ReplyBytes, replies, max_replies);
     }

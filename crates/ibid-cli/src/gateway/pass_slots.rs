@@ -62,7 +62,7 @@ impl PassSlots {
         let _ = self.state.lock().end_longest_waiting(at_least);
     }
 
-    pub(crate) fn used(&self) -> usize {
+    pub(crate) fn in_use(&self) -> usize {
         self.state.lock().used
     }
 
@@ -115,7 +115,7 @@ mod tests {
         assert!(first_ends.try_recv().is_ok() && second_ends.try_recv().is_err());
         assert!(!first.mark_head(), "its slot belongs to another request");
         drop(first);
-        assert_eq!(slots.used(), 2);
+        assert_eq!(slots.in_use(), 2);
 
         // With its head the second is safe, and the third is the one that waits longest.
         assert!(second.mark_head());
@@ -125,9 +125,9 @@ mod tests {
         assert!(fourth.mark_head());
         assert!(slots.enter().is_none(), "no request waits for a head");
         drop(second);
-        assert_eq!(slots.used(), 1);
+        assert_eq!(slots.in_use(), 1);
         assert!(slots.enter().is_some());
         drop(fourth);
-        assert_eq!(slots.used(), 0);
+        assert_eq!(slots.in_use(), 0);
     }
 }

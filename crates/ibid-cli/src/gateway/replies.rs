@@ -46,7 +46,7 @@ impl Buffers {
     }
 
     /// Returns the bytes of request bodies and of replies, in this order.
-    pub(crate) fn used(&self) -> (u64, u64) {
+    pub(crate) fn bytes_in_use(&self) -> (u64, u64) {
         (self.requests.load(Ordering::Relaxed), self.replies.load(Ordering::Relaxed))
     }
 
@@ -57,7 +57,7 @@ impl Buffers {
 
     /// Returns whether `bytes` more of request bodies fit. If they don't, tries to make room by ending stalled replies.
     pub(crate) fn has_room_for_request(&self, bytes: u64) -> bool {
-        let (requests, replies) = self.used();
+        let (requests, replies) = self.bytes_in_use();
         let over = (requests + replies + bytes).saturating_sub(self.max_buffered_bytes);
         over == 0 || self.end_stalled_replies(over) >= over || {
             bounds::count_reached(Bound::BufferedBytes);
@@ -67,7 +67,7 @@ impl Buffers {
 
     /// Returns whether a reply of `bytes` fits. If it doesn't, tries to make room by ending stalled replies.
     pub(crate) fn has_room_for_reply(&self, bytes: u64) -> bool {
-        let (requests, replies) = self.used();
+        let (requests, replies) = self.bytes_in_use();
         let over_replies = (replies + bytes).saturating_sub(self.max_reply_bytes);
         let over = over_replies.max((requests + replies + bytes).saturating_sub(self.max_buffered_bytes));
         over == 0 || self.end_stalled_replies(over) >= over || {
@@ -87,7 +87,7 @@ impl Buffers {
     /// Ends stalled replies if there are too many bytes. Called for each frame of a reply, so it scans all replies at most
     /// once per [`EASE_EVERY`].
     fn ease(&self, now: u64) {
-        let (requests, replies) = self.used();
+        let (requests, replies) = self.bytes_in_use();
         let over = replies.saturating_sub(self.max_reply_bytes);
         let over = over.max((requests + replies).saturating_sub(self.max_buffered_bytes));
         let last = self.last_eased.load(Ordering::Relaxed);

@@ -42,7 +42,7 @@ impl UpstreamConnections {
         UpstreamConnections::new(Semaphore::MAX_PERMITS, Bound::UpstreamConnections)
     }
 
-    pub(crate) fn used(&self) -> usize {
+    pub(crate) fn in_use(&self) -> usize {
         self.max - self.slots.available_permits()
     }
 

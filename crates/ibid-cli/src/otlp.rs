@@ -3,28 +3,31 @@
 //!
 //! Plain HTTP only: the collector runs next to the gateway and forwards the spans, with its own TLS and credentials.
 
-pub(crate) use imp::Spans;
+#[cfg(feature = "otlp")]
+pub(crate) use sending::Spans;
+#[cfg(not(feature = "otlp"))]
+pub(crate) use stand_in::NoSpans as Spans;
 
 /// Variables that name the collector, the more specific one first.
 const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
 
 #[cfg(not(feature = "otlp"))]
-mod imp {
+mod stand_in {
     use tracing_subscriber::layer::Identity;
 
     use super::ENDPOINTS;
     use crate::output::Failure;
 
     /// A stand-in that sends no spans.
-    pub(crate) struct Spans {
+    pub(crate) struct NoSpans {
         /// Set if the variables name a collector.
         is_wanted: bool,
     }
 
-    impl Spans {
-        pub(crate) fn of_process() -> Result<Spans, Failure> {
+    impl NoSpans {
+        pub(crate) fn of_process() -> Result<NoSpans, Failure> {
             let is_named = |name| std::env::var_os(name).is_some_and(|endpoint| !endpoint.is_empty());
-            Ok(Spans { is_wanted: ENDPOINTS.into_iter().any(is_named) })
+            Ok(NoSpans { is_wanted: ENDPOINTS.into_iter().any(is_named) })
         }
 
         pub(crate) fn layer(&self) -> Option<Identity> {
@@ -39,7 +42,7 @@ mod imp {
 }
 
 #[cfg(feature = "otlp")]
-mod imp {
+mod sending {
     use std::fmt;
     use std::future::Future;
     use std::pin::Pin;

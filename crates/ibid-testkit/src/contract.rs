@@ -280,7 +280,7 @@ pub fn fresh(name: &TestRecord, lease: Duration) -> Change {
 }
 
 /// Returns the change, made by the machine, for an attempt that runs `record` and finishes with a response that is stored.
-pub fn finished(record: &Record, answer: &'static [u8]) -> Change {
+pub fn finish_with(record: &Record, answer: &'static [u8]) -> Change {
     let stored = Some(response(answer));
     let answer =
         &AttemptResponse { status: 201, retry_after: false, kept: stored, provider_id: None, proof: None };
@@ -394,7 +394,7 @@ pub async fn load(store: &dyn Store, id: RecordId) -> Option<StoredRecord> {
 }
 
 /// Commits a change that must be refused, and returns the record that it conflicts with.
-pub async fn refused(store: &dyn Store, change: &Change, why: &str) -> Option<StoredRecord> {
+pub async fn expect_conflict(store: &dyn Store, change: &Change, why: &str) -> Option<StoredRecord> {
     match commit(store, change).await {
         Commit::Conflict(stored) => stored.map(|stored| *stored),
         Commit::Done(_) => panic!("a change was taken although {why}"),

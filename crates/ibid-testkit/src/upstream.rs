@@ -186,7 +186,7 @@ pub struct Tally {
 
 impl Tally {
     /// Returns the keys executed more than once: what ibid exists to prevent.
-    pub fn repeated(&self) -> Vec<&str> {
+    pub fn repeated_keys(&self) -> Vec<&str> {
         self.per_key.iter().filter(|(_, n)| **n > 1).map(|(key, _)| key.as_str()).collect()
     }
 }

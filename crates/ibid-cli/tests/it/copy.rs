@@ -22,7 +22,7 @@ use ibid_core::scope::RecordId;
 use ibid_core::store::{RecordFilter, Store};
 use ibid_testkit::client::{Client, TestRequest, TestResponse};
 use ibid_testkit::contract::{
-    LONG, SHORT, TestRecord, answering, draft, finished, insert, put, reap_all, telling,
+    LONG, SHORT, TestRecord, answering, draft, finish_with, insert, put, reap_all, telling,
 };
 #[cfg(feature = "dynamodb")]
 use ibid_testkit::dynamodb::DynamoDb;
@@ -302,7 +302,7 @@ async fn everything_survives(world: World) -> World {
     })
     .await;
     assert_eq!(gateway.call(&accepted).await.status, 201);
-    assert_eq!(world.upstream.tally().repeated(), [""; 0], "nothing runs twice");
+    assert_eq!(world.upstream.tally().repeated_keys(), [""; 0], "nothing runs twice");
     assert_eq!(gateway.call(&pay("new")).await.status, 201);
     let again = world.copy_to_the_end();
     assert_eq!(again["was_open"], true, "{again}");
@@ -474,7 +474,7 @@ async fn move_rows(setup: &Setup) {
     let unknown = RecordFilter::default().with(|filter| filter.state = Some(State::Unknown));
     let page = store.browse().expect("a list").list(unknown).await.expect("a list");
     let record = page.items.first().expect("its outcome is unknown").record.clone();
-    put(&*store, &finished(&record, b"late")).await;
+    put(&*store, &finish_with(&record, b"late")).await;
     let name = EventName { source: "psp".into(), event: "evt-1".into() };
     store
         .evidence()

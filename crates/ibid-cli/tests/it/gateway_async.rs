@@ -307,7 +307,7 @@ async fn of_two_gateways_on_one_store_exactly_one_delivers(on: On) {
     )
     .await;
     let tally = upstream.tally();
-    assert_eq!((tally.total, tally.begun, tally.repeated()), (200, 200, vec![]));
+    assert_eq!((tally.total, tally.begun, tally.repeated_keys()), (200, 200, vec![]));
     for (n, key) in keys.iter().enumerate() {
         assert!(is_replay(&gateways[(n + 1) % 2].call(&paid(key)).await), "{key}");
     }
@@ -342,7 +342,7 @@ async fn kills_under_load_lose_nothing_and_do_nothing_twice(on: On) {
             false => unknown += 1,
         }
     }
-    assert_eq!(upstream.tally().repeated(), Vec::<&str>::new(), "nothing is done twice");
+    assert_eq!(upstream.tally().repeated_keys(), Vec::<&str>::new(), "nothing is done twice");
     assert!(unknown > 0 && unknown < pages.len(), "{unknown} of {}: the kills met some", pages.len());
 }
 

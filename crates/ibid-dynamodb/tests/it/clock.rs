@@ -10,7 +10,7 @@ use ibid_core::reap::ReapTarget;
 use ibid_core::record::{Record, State};
 use ibid_core::store::{RenewOutcome, Store};
 use ibid_dynamodb::{ClockState, DynamoOptions, DynamoStore, NodeClock, OpenError, create_table};
-use ibid_testkit::contract::{TestRecord, commit, draft, finished, fresh, insert, load, put};
+use ibid_testkit::contract::{TestRecord, commit, draft, finish_with, fresh, insert, load, put};
 use ibid_testkit::dynamodb::{DynamoDb, DynamoProxy, ProxyAction};
 
 use crate::fixture::{SECOND, open, open_with, options, sdk_config, sdk_config_via};
@@ -78,7 +78,7 @@ async fn a_node_whose_clock_goes_off_gives_no_lease_and_takes_none() {
         }
     }
     clock.set_shift(120 * SECOND);
-    let finish = commit(&store, &finished(&running, b"done")).await;
+    let finish = commit(&store, &finish_with(&running, b"done")).await;
     assert!(matches!(finish, Commit::Done(_)), "a result is always stored");
 }
 
@@ -140,11 +140,11 @@ async fn a_result_never_expires_by_a_wrong_clock() {
     };
     // The clock was set back by the retention, and no reply has shown it yet; and then one has.
     clock.set_shift(-DAY);
-    let done = commit(&store, &finished(&running[0], b"set back")).await;
+    let done = commit(&store, &finish_with(&running[0], b"set back")).await;
     assert!(matches!(done, Commit::Done(_)), "{done:?}");
     ends_after_its_retention(&running[0]).await;
     assert!(matches!(store.clock_state(), ClockState::Off(_)));
-    let done = commit(&store, &finished(&running[1], b"known to be off")).await;
+    let done = commit(&store, &finish_with(&running[1], b"known to be off")).await;
     assert!(matches!(done, Commit::Done(_)), "{done:?}");
     ends_after_its_retention(&running[1]).await;
 
@@ -154,7 +154,7 @@ async fn a_result_never_expires_by_a_wrong_clock() {
     assert!(matches!(store.clock_state(), ClockState::Within(_)));
     date.store(DAY / SECOND, Ordering::SeqCst);
     other_clock.set_shift(DAY);
-    let done = commit(&store, &finished(&running[2], b"suspended")).await;
+    let done = commit(&store, &finish_with(&running[2], b"suspended")).await;
     assert!(matches!(done, Commit::Done(_)), "{done:?}");
     ends_after_its_retention(&running[2]).await;
 }
@@ -167,7 +167,7 @@ async fn a_node_whose_clock_is_off_answers_for_keys_of_others() {
     let other = open_with(&sdk_config(&server), patient(&NodeClock::default())).await;
     let name = TestRecord::fresh();
     let running = put(&other, &fresh(&name, LEASE)).await.record;
-    put(&other, &finished(&running, b"theirs")).await;
+    put(&other, &finish_with(&running, b"theirs")).await;
     date.store(120, Ordering::SeqCst);
     off.load(TestRecord::fresh().id).await.expect("a reply shows it");
     let Commit::Conflict(Some(stored)) = commit(&off, &fresh(&name, LEASE)).await else {

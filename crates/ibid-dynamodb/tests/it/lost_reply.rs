@@ -7,7 +7,7 @@ use std::time::Duration;
 use ibid_core::change::{Change, Commit, HistoryKind};
 use ibid_core::store::{BrowseStore, Store};
 use ibid_dynamodb::NodeClock;
-use ibid_testkit::contract::{TestRecord, commit, finished, fresh, load, response, telling};
+use ibid_testkit::contract::{TestRecord, commit, finish_with, fresh, load, response, telling};
 use ibid_testkit::dynamodb::{DynamoDb, ProxyAction};
 
 use crate::fixture::{items, open_via};
@@ -38,7 +38,7 @@ async fn a_write_whose_reply_is_lost_finds_itself_and_writes_once() {
     let begin = fresh(&TestRecord::fresh(), Duration::from_secs(60));
     send_lost(&begin).await;
     let running = load(&store, begin.id).await.expect("it is there").record;
-    let finish = telling(finished(&running, b"once"), HistoryKind::Settled, "once");
+    let finish = telling(finish_with(&running, b"once"), HistoryKind::Settled, "once");
     send_lost(&finish).await;
     assert_eq!(load(&store, begin.id).await.expect("it is there").body(), Some(&b"once"[..]));
     assert_eq!(store.history(begin.id).await.expect("it answers").len(), 1, "one line");
@@ -47,7 +47,7 @@ async fn a_write_whose_reply_is_lost_finds_itself_and_writes_once() {
     send_lost(&begin).await;
     let running = load(&store, begin.id).await.expect("it is there").record;
     let large = vec![b'x'; 800_000];
-    let mut finish = finished(&running, b"");
+    let mut finish = finish_with(&running, b"");
     finish.response = Some(response(large.clone()));
     send_lost(&finish).await;
     assert_eq!(load(&store, begin.id).await.expect("it is there").body(), Some(&large[..]));

@@ -16,7 +16,7 @@ use ibid_core::scope::RecordId;
 use ibid_core::store::{BrowseStore, RecordFilter, RenewOutcome, Store};
 use ibid_dynamodb::{NodeClock, Shards};
 use ibid_testkit::contract::{
-    TestRecord, commit, commit_all, draft, finished, fresh, insert, put, replace, take_over, telling,
+    TestRecord, commit, commit_all, draft, finish_with, fresh, insert, put, replace, take_over, telling,
 };
 use ibid_testkit::dynamodb::{DynamoDb, ProxyAction};
 
@@ -188,7 +188,7 @@ async fn an_entry_of_an_index_is_never_proof() {
     is_behind.store(true, Ordering::SeqCst);
     let renewal = store.renew(vec![(renewed.id, renewed.version)]).await.expect("it answers");
     assert!(matches!(renewal[..], [RenewOutcome::Until(_)]), "{renewal:?}");
-    assert!(matches!(commit(&store, &finished(&ended, b"done")).await, Commit::Done(_)));
+    assert!(matches!(commit(&store, &finish_with(&ended, b"done")).await, Commit::Done(_)));
     let mut next = insert(&names[2], Draft { policy, ..draft(&names[2], State::InProgress) });
     next.expect = Expect::Version(expired.version);
     assert!(matches!(commit(&store, &next).await, Commit::Done(_)));

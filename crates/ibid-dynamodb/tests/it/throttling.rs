@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ibid_core::change::{Commit, HistoryKind};
 use ibid_core::store::{RenewOutcome, Store};
 use ibid_dynamodb::{DynamoStore, NodeClock};
-use ibid_testkit::contract::{TestRecord, commit, finished, fresh, load, put, telling};
+use ibid_testkit::contract::{TestRecord, commit, finish_with, fresh, load, put, telling};
 use ibid_testkit::dynamodb::{DynamoDb, DynamoProxy, ProxyAction};
 
 use crate::fixture::open_via;
@@ -55,7 +55,7 @@ async fn a_transaction_that_meets_another_is_repeated() {
     let (_proxy, throttled, store) = throttling(&server, ProxyAction::Answer(400, body.to_owned())).await;
     let running = put(&store, &fresh(&TestRecord::fresh(), LEASE)).await.record;
     throttled.store(2, Ordering::SeqCst);
-    let finish = telling(finished(&running, b"done"), HistoryKind::Settled, "done");
+    let finish = telling(finish_with(&running, b"done"), HistoryKind::Settled, "done");
     assert!(matches!(commit(&store, &finish).await, Commit::Done(_)));
     assert_eq!(throttled.load(Ordering::SeqCst), 0);
 }

@@ -5,7 +5,7 @@ use ibid_core::change::{BodyKind, Change, Draft, LoadedBody, StoredBody};
 use ibid_core::record::{Nonce, Record, State};
 use ibid_core::store::Store;
 
-use super::{StoreUnderTest, TestRecord, draft, insert, nonce, put, refused, replace};
+use super::{StoreUnderTest, TestRecord, draft, expect_conflict, insert, nonce, put, replace};
 
 /// All bodies of a record's generation are loaded, and none of another generation.
 pub async fn bodies_are_found_by_their_generation(subject: &dyn StoreUnderTest) {
@@ -72,10 +72,10 @@ pub async fn a_refused_change_stores_no_body(subject: &dyn StoreUnderTest) {
     let first = put(&*store, &begin).await.record;
     put(&*store, &replace(&first, draft(&name, State::InProgress))).await;
     let late = keeping(replace(&first, draft(&name, State::InProgress)), [(BodyKind::Phase(1), "late")]);
-    refused(&*store, &late, "the record has changed").await;
+    expect_conflict(&*store, &late, "the record has changed").await;
     let mut clearing = replace(&first, draft(&name, State::Completed));
     clearing.clears_bodies = true;
-    refused(&*store, &clearing, "the record has changed").await;
+    expect_conflict(&*store, &clearing, "the record has changed").await;
     assert_eq!(bodies(&*store, &first).await, texts([(BodyKind::Request, "asked")]));
 }
 

@@ -13,8 +13,8 @@ use ibid_core::record::State;
 use ibid_core::store::Store;
 
 use super::{
-    LONG, SHORT, StoreUnderTest, TICK, TestRecord, commit, draft, insert, nonce, put, refused, replace,
-    response,
+    LONG, SHORT, StoreUnderTest, TICK, TestRecord, commit, draft, expect_conflict, insert, nonce, put,
+    replace, response,
 };
 
 /// However often and by whichever sender an event is delivered, the first delivery stays unchanged.
@@ -120,7 +120,7 @@ pub async fn evidence_is_used_up_with_its_change_or_not_at_all(subject: &dyn Sto
     let (other, _) = insert_evidence(&*store, &evidence_about(&name, executed_observation())).await;
     let mut late = replace(&unknown, draft(&name, State::Completed));
     late.uses = Some(kept.evidence.name.clone());
-    refused(&*store, &late, "the record had moved").await;
+    expect_conflict(&*store, &late, "the record had moved").await;
     let open_now = async || open(&*store, EvidenceQuery::Of(name.id), 10).await;
     assert_eq!(open_now().await, [kept.clone(), other.clone()], "a refused change used evidence");
     let mut settling = replace(&moved, draft(&name, State::Completed));
@@ -130,7 +130,7 @@ pub async fn evidence_is_used_up_with_its_change_or_not_at_all(subject: &dyn Sto
     let (known, new) = insert_evidence(&*store, &kept.evidence).await;
     assert!(!new && !known.open, "a used event is known when it is delivered again");
     // Sent again after a lost reply, it is refused and changes nothing.
-    refused(&*store, &settling, "it was written before").await;
+    expect_conflict(&*store, &settling, "it was written before").await;
 }
 
 /// Used evidence stays known for longer, because it must not count again.

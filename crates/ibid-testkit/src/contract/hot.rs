@@ -15,8 +15,9 @@ use ibid_core::store::Store;
 use super::races::{RACERS_PER_RECORD, one_winner, race, run_together};
 use super::upkeep::renew_lease;
 use super::{
-    LONG, SHORT, StoreUnderTest, TICK, TestRecord, answering, commit, commit_all, draft, due, finished,
-    fresh, fresh_under, history, insert, load, load_all, put, reap_all, refused, replace, take_over, telling,
+    LONG, SHORT, StoreUnderTest, TICK, TestRecord, answering, commit, commit_all, draft, due,
+    expect_conflict, finish_with, fresh, fresh_under, history, insert, load, load_all, put, reap_all,
+    replace, take_over, telling,
 };
 
 /// Writes one by one, and many in a batch.
@@ -26,14 +27,14 @@ pub async fn a_fresh_record_and_its_finish_read_back_as_they_were_written(subjec
     // `put` compares what is loaded with `Change::apply`.
     let running = put(&*store, &fresh(&name, LONG)).await;
     assert_eq!((running.record.state, running.response), (State::InProgress, None));
-    let stored = put(&*store, &finished(&running.record, b"201 created")).await;
+    let stored = put(&*store, &finish_with(&running.record, b"201 created")).await;
     assert_eq!(stored.body(), Some(&b"201 created"[..]), "with its answer");
     assert_eq!(stored.record.due_at, None, "and never due again");
 
     let begins: Vec<Change> =
         (0..subject.racers() / RACERS_PER_RECORD).map(|_| fresh(&TestRecord::fresh(), LONG)).collect();
     let running = done(&*store, begins).await;
-    let finishes = running.iter().map(|record| finished(record, b"together")).collect();
+    let finishes = running.iter().map(|record| finish_with(record, b"together")).collect();
     for record in done(&*store, finishes).await {
         let stored = load(&*store, record.id).await.expect("it exists");
         assert_eq!(stored.body(), Some(&b"together"[..]));
@@ -58,7 +59,7 @@ pub async fn of_many_finishes_one_wins_each_record(subject: &dyn StoreUnderTest)
     )
     .await;
     let finishes =
-        records.iter().cycle().take(subject.racers()).map(|record| finished(record, b"mine")).collect();
+        records.iter().cycle().take(subject.racers()).map(|record| finish_with(record, b"mine")).collect();
     let mut fates = race(&store, finishes).await;
     for record in &records {
         let (of_this, others) = fates.into_iter().partition(|(change, _)| change.id == record.id);
@@ -81,7 +82,7 @@ pub async fn of_a_finish_and_a_takeover_after_the_lease_one_wins(subject: &dyn S
     let pairs = records.into_iter().map(|record| {
         let store = store.clone();
         async move {
-            let (finish, takeover) = (finished(&record, b"late"), take_over(&record, running(&record)));
+            let (finish, takeover) = (finish_with(&record, b"late"), take_over(&record, running(&record)));
             let (ended, taken) = tokio::join!(commit(&*store, &finish), commit(&*store, &takeover));
             let stored = load(&*store, record.id).await.expect("it exists");
             match (ended, taken) {
@@ -106,16 +107,16 @@ pub async fn a_repeated_fresh_begin_and_a_repeated_finish_find_themselves(subjec
     let store = subject.store();
     let begin = fresh(&TestRecord::fresh(), LONG);
     let running = put(&*store, &begin).await;
-    let own = refused(&*store, &begin, "it was stored already").await.expect("a row exists");
+    let own = expect_conflict(&*store, &begin, "it was stored already").await.expect("a row exists");
     assert!(begin.is_stored_as(&own), "a repeated begin finds its own version");
-    let finish = finished(&running.record, b"once");
+    let finish = finish_with(&running.record, b"once");
     put(&*store, &finish).await;
     for _ in 0..2 {
-        let own = refused(&*store, &finish, "it was stored already").await.expect("a row exists");
+        let own = expect_conflict(&*store, &finish, "it was stored already").await.expect("a row exists");
         assert!(finish.is_stored_as(&own), "a repeated finish finds its own version");
         assert_eq!(own.body(), Some(&b"once"[..]), "and the answer it wrote");
     }
-    let own = refused(&*store, &begin, "it was stored already").await.expect("a row exists");
+    let own = expect_conflict(&*store, &begin, "it was stored already").await.expect("a row exists");
     assert!(finish.is_stored_as(&own), "a begin that comes very late finds the finish");
 }
 
@@ -127,7 +128,7 @@ pub async fn a_finish_counts_after_renewals(subject: &dyn StoreUnderTest) {
         for _ in 0..times {
             renew_lease(&*store, &running.record).await;
         }
-        let stored = put(&*store, &finished(&running.record, b"after all")).await;
+        let stored = put(&*store, &finish_with(&running.record, b"after all")).await;
         assert_eq!(stored.body(), Some(&b"after all"[..]));
     }
 }
@@ -138,11 +139,11 @@ pub async fn a_finish_after_a_takeover_is_refused(subject: &dyn StoreUnderTest) 
     let first = put(&*store, &fresh(&TestRecord::fresh(), SHORT)).await.record;
     subject.advance(TICK).await;
     let taken = put(&*store, &take_over(&first, running(&first))).await.record;
-    let late = finished(&first, b"late");
-    let stands = refused(&*store, &late, "the lease was taken over").await.expect("a row exists");
+    let late = finish_with(&first, b"late");
+    let stands = expect_conflict(&*store, &late, "the lease was taken over").await.expect("a row exists");
     assert_eq!((&stands.record, &stands.response), (&taken, &None), "the late answer left no trace");
-    put(&*store, &finished(&taken, b"in time")).await;
-    let stands = refused(&*store, &late, "another has finished it").await.expect("a row exists");
+    put(&*store, &finish_with(&taken, b"in time")).await;
+    let stands = expect_conflict(&*store, &late, "another has finished it").await.expect("a row exists");
     assert_eq!(stands.body(), Some(&b"in time"[..]));
 }
 
@@ -163,13 +164,13 @@ pub async fn a_finish_after_a_removal_is_refused(subject: &dyn StoreUnderTest) {
     reap_all(&*store, ReapTarget::Records).await;
     let (first, second) = records.split_at(records.len() / 2);
     for record in first {
-        assert_eq!(refused(&*store, &finished(record, b"late"), "its record is gone").await, None);
+        assert_eq!(expect_conflict(&*store, &finish_with(record, b"late"), "its record is gone").await, None);
     }
     let again: Vec<Change> = names.iter().map(|name| fresh(name, LONG)).collect();
     done(&*store, again.clone()).await;
     for record in second {
-        let late = finished(record, b"late");
-        let stands = refused(&*store, &late, "its generation is gone").await.expect("a row exists");
+        let late = finish_with(record, b"late");
+        let stands = expect_conflict(&*store, &late, "its generation is gone").await.expect("a row exists");
         assert!(again.iter().any(|begin| begin.is_stored_as(&stands)), "the new generation");
         assert_eq!(stands.response, None, "the late answer left no trace");
     }
@@ -197,10 +198,10 @@ pub async fn a_fresh_record_is_due_once_when_its_lease_is_over(subject: &dyn Sto
     let all = due(&*store, State::InProgress, 10_000).await;
     let due = all.into_iter().find(|stored| stored.record.id == first.id).expect("it is due");
     assert_eq!(due.record, first, "being found changes nothing");
-    put(&*store, &finished(&first, b"late, but in time")).await;
+    put(&*store, &finish_with(&first, b"late, but in time")).await;
     assert_eq!(due_of(&*store, &names).await, lapsed[1..], "what is finished is not due");
     for stored in load_all(&*store, lapsed[1..].to_vec()).await {
-        put(&*store, &finished(&stored.record, b"done")).await;
+        put(&*store, &finish_with(&stored.record, b"done")).await;
     }
     assert_eq!(due_of(&*store, &names).await, []);
 }
@@ -218,7 +219,7 @@ pub async fn a_fresh_record_is_not_due_after_a_later_write(subject: &dyn StoreUn
         if was_seen {
             assert_eq!(due_of(&*store, &names).await.len(), names.len(), "all of them lapsed");
         }
-        put(&*store, &finished(of(&names[0]), b"late")).await;
+        put(&*store, &finish_with(of(&names[0]), b"late")).await;
         put(&*store, &take_over(of(&names[1]), running(of(&names[1])))).await;
         let unknown = Draft { due_in: Some(LONG), ..draft(&names[2], State::Unknown) };
         put(&*store, &take_over(of(&names[2]), unknown)).await;
@@ -228,7 +229,7 @@ pub async fn a_fresh_record_is_not_due_after_a_later_write(subject: &dyn StoreUn
         // On a machine so slow that the renewed lease has lapsed as well, the record is due again.
         let may_be = if now >= until { vec![names[3].id] } else { vec![] };
         assert!(due.is_empty() || due == may_be, "{due:?} (was seen: {was_seen})");
-        put(&*store, &finished(of(&names[3]), b"after all")).await;
+        put(&*store, &finish_with(of(&names[3]), b"after all")).await;
         assert_eq!(due_of(&*store, &names).await, [], "(was seen: {was_seen})");
     }
 }
@@ -267,7 +268,7 @@ pub async fn a_finished_record_goes_in_its_turn(subject: &dyn StoreUnderTest) {
     assert_eq!((reaped.stripped, reaped.removed), (0, 0), "retention counts from completion");
     let (rest, ending): (Vec<Record>, Vec<Record>) =
         records.into_iter().partition(|record| record.id == running.id);
-    done(&*store, ending.iter().map(|record| finished(record, b"going")).collect()).await;
+    done(&*store, ending.iter().map(|record| finish_with(record, b"going")).collect()).await;
     subject.advance(TICK).await;
     assert_ripe(ReapCount { strip: 3, remove: 5 }).await;
     let reaped = reap_all(&*store, ReapTarget::Records).await;
@@ -282,7 +283,7 @@ pub async fn a_finished_record_goes_in_its_turn(subject: &dyn StoreUnderTest) {
         };
         assert_eq!(left, expected, "kept for {:?}", record.policy.retention);
     }
-    put(&*store, &finished(&rest[0], b"at last")).await;
+    put(&*store, &finish_with(&rest[0], b"at last")).await;
     subject.advance(TICK).await;
     assert_ripe(ReapCount { strip: 0, remove: 1 }).await;
     assert_eq!(reap_all(&*store, ReapTarget::Records).await.removed, 1, "and what ran for long goes too");
@@ -299,17 +300,17 @@ pub async fn each_of_a_mixed_batch_has_its_own_fate(subject: &dyn StoreUnderTest
     let (mut fitting, mut refused) = (Vec::new(), Vec::new());
     fitting.extend((0..10).map(|_| fresh(&TestRecord::fresh(), LONG)));
     refused.extend(next().map(|record| fresh(&name_of(record), LONG)));
-    fitting.extend(next().map(|record| finished(record, b"mine")));
-    let mut before: Vec<Change> = next().map(|record| finished(record, b"first")).collect();
+    fitting.extend(next().map(|record| finish_with(record, b"mine")));
+    let mut before: Vec<Change> = next().map(|record| finish_with(record, b"first")).collect();
     before.extend(next().map(|record| take_over(record, running(record))));
-    refused.extend(lapsed[20..40].iter().map(|record| finished(record, b"too late")));
+    refused.extend(lapsed[20..40].iter().map(|record| finish_with(record, b"too late")));
     fitting.extend(next().map(|record| take_over(record, running(record))));
     refused.extend(live[..10].iter().map(|record| take_over(record, running(record))));
     let into_unknown = |record: &Record| {
         telling(replace(record, draft(&name_of(record), State::Unknown)), HistoryKind::Unknown, "told")
     };
     fitting.extend(next().map(into_unknown));
-    fitting.extend(live[10..].iter().map(|record| finished(record, b"mine")));
+    fitting.extend(live[10..].iter().map(|record| finish_with(record, b"mine")));
     done(&*store, before).await;
     let fitting_ids: Vec<RecordId> = fitting.iter().map(|change| change.id).collect();
     let all: Vec<Change> = fitting.into_iter().chain(refused).collect();

@@ -12,7 +12,7 @@ use ibid_core::store::{RecordFilter, RenewOutcome, SetOutcome, Store};
 
 use super::{
     LONG, SHORT, StoreUnderTest, TICK, TestRecord, answering, browse, commit, commit_all, draft, due,
-    history, insert, load, load_all, nonce, put, reap_all, refused, replace, take_over, telling,
+    expect_conflict, history, insert, load, load_all, nonce, put, reap_all, replace, take_over, telling,
 };
 
 /// Otherwise an attempt's renewal would make the store refuse its own finish.
@@ -80,7 +80,7 @@ pub async fn a_long_run_is_renewed_again_and_again_and_still_finishes(subject: &
         let until = renew_lease(&*store, &first.record).await;
         assert!(until > last, "each renewal ends later than the one before");
         last = until;
-        refused(&*store, &take_over(&first.record, running.clone()), "the lease is live").await;
+        expect_conflict(&*store, &take_over(&first.record, running.clone()), "the lease is live").await;
     }
     put(&*store, &answering(replace(&first.record, draft(&name, State::Completed)), b"done")).await;
     let lost = store.renew(vec![(name.id, first.record.version)]).await.expect("a renewal succeeds");

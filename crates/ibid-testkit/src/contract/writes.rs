@@ -12,8 +12,8 @@ use ibid_core::record::{ErrorCode, Flags, Nonce, RecordDetails, State, Version};
 use ibid_core::scope::{Identity, Operation};
 
 use super::{
-    LONG, SHORT, StoreUnderTest, TICK, TestRecord, answering, commit, commit_all, draft, history, insert,
-    load, load_all, nonce, put, reap_all, refused, replace, response, take_over, telling,
+    LONG, SHORT, StoreUnderTest, TICK, TestRecord, answering, commit, commit_all, draft, expect_conflict,
+    history, insert, load, load_all, nonce, put, reap_all, replace, response, take_over, telling,
 };
 
 /// `Expect::Absent` is accepted if no row exists, and only then.
@@ -23,7 +23,8 @@ pub async fn an_insert_wins_only_if_no_row_exists(subject: &dyn StoreUnderTest) 
     assert_eq!(load(&*store, name.id).await, None, "a fresh name stands for nothing");
     let first = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
     let second = insert(&name, draft(&name, State::InProgress));
-    let winner = refused(&*store, &second, "a row exists").await.expect("the conflict has the winner");
+    let winner =
+        expect_conflict(&*store, &second, "a row exists").await.expect("the conflict has the winner");
     assert_eq!(winner.record, first.record, "the winner is the one that stands");
     assert!(!second.is_stored_as(&winner), "another's insert is not taken for one's own");
 }
@@ -37,7 +38,7 @@ pub async fn a_write_at_another_version_is_refused(subject: &dyn StoreUnderTest)
         draft(&name, State::Completed),
     );
     let nowhere = ibid_core::change::Change { id: name.id, ..absent };
-    assert_eq!(refused(&*store, &nowhere, "no row stands").await, None, "no row, nothing to tell");
+    assert_eq!(expect_conflict(&*store, &nowhere, "no row stands").await, None, "no row, nothing to tell");
     let stored = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
     let Version { count, nonce } = stored.record.version;
     let others = [
@@ -50,14 +51,14 @@ pub async fn a_write_at_another_version_is_refused(subject: &dyn StoreUnderTest)
         for expect in [Expect::Version(version), Expect::Due(version)] {
             let mut change = replace(&stored.record, draft(&name, State::Completed));
             change.expect = expect;
-            refused(&*store, &change, "it expected another version").await;
+            expect_conflict(&*store, &change, "it expected another version").await;
         }
     }
     let after = load(&*store, name.id).await.expect("it still stands");
     assert_eq!(after.record, stored.record, "refused writes leave no trace");
     put(&*store, &replace(&stored.record, draft(&name, State::Completed))).await;
     let again = replace(&stored.record, draft(&name, State::Completed));
-    refused(&*store, &again, "its version was overwritten").await;
+    expect_conflict(&*store, &again, "its version was overwritten").await;
 }
 
 /// The loser of a race needs no second round trip to answer its client.
@@ -70,7 +71,7 @@ pub async fn a_lost_race_carries_the_newer_record_with_its_answer(subject: &dyn 
     assert_eq!(finished.body(), Some(&b"201 created"[..]), "the answer is loaded with its record");
     let late = answering(replace(&first.record, draft(&name, State::Completed)), b"too late");
     for loser in [late, insert(&name, draft(&name, State::InProgress))] {
-        let newer = refused(&*store, &loser, "the record had changed").await.expect("a row exists");
+        let newer = expect_conflict(&*store, &loser, "the record had changed").await.expect("a row exists");
         assert_eq!(newer.record, finished.record, "a lost race carries the record that won");
         assert_eq!(newer.response, finished.response, "a lost race carries the answer that won");
         assert!(newer.now >= finished.now, "the conflict has the store's time");
@@ -86,11 +87,11 @@ pub async fn a_takeover_is_judged_inside_the_write(subject: &dyn StoreUnderTest)
     let name = TestRecord::fresh();
     let first = put(&*store, &insert(&name, draft(&name, State::InProgress))).await;
     let takeover = take_over(&first.record, running(&name));
-    refused(&*store, &takeover, "the record is never due").await;
+    expect_conflict(&*store, &takeover, "the record is never due").await;
 
     let name = TestRecord::fresh();
     let live = put(&*store, &insert(&name, running(&name))).await;
-    refused(&*store, &take_over(&live.record, running(&name)), "the lease was live").await;
+    expect_conflict(&*store, &take_over(&live.record, running(&name)), "the lease was live").await;
 
     let name = TestRecord::fresh();
     put(&*store, &insert(&name, lapsing(&name))).await;
@@ -98,14 +99,14 @@ pub async fn a_takeover_is_judged_inside_the_write(subject: &dyn StoreUnderTest)
     let lapsed = load(&*store, name.id).await.expect("it exists");
     assert!(lapsed.record.is_due(lapsed.now), "the clock moved past the lease");
     store.renew(vec![(name.id, lapsed.record.version)]).await.expect("a renewal succeeds");
-    refused(&*store, &take_over(&lapsed.record, running(&name)), "the lease was renewed since").await;
+    expect_conflict(&*store, &take_over(&lapsed.record, running(&name)), "the lease was renewed since").await;
 
     let name = TestRecord::fresh();
     let lapsing_record = put(&*store, &insert(&name, lapsing(&name))).await;
     subject.advance(TICK).await;
     let taken = put(&*store, &take_over(&lapsing_record.record, running(&name))).await;
     let late = replace(&lapsing_record.record, draft(&name, State::Completed));
-    let holder = refused(&*store, &late, "the lease was taken over").await.expect("a row exists");
+    let holder = expect_conflict(&*store, &late, "the lease was taken over").await.expect("a row exists");
     assert_eq!(holder.record.owner, taken.record.owner, "the silent holder learns who took over");
 }
 
@@ -115,12 +116,12 @@ pub async fn a_repeated_write_is_recognised_by_its_own_nonce(subject: &dyn Store
     let name = TestRecord::fresh();
     let begin = insert(&name, draft(&name, State::InProgress));
     let first = put(&*store, &begin).await;
-    let own = refused(&*store, &begin, "it was stored already").await.expect("a row exists");
+    let own = expect_conflict(&*store, &begin, "it was stored already").await.expect("a row exists");
     assert!(begin.is_stored_as(&own), "a repeated insert finds its own version");
     let finish = answering(replace(&first.record, draft(&name, State::Completed)), b"once");
     let finish = telling(finish, HistoryKind::Settled, "once");
     put(&*store, &finish).await;
-    let own = refused(&*store, &finish, "it was stored already").await.expect("a row exists");
+    let own = expect_conflict(&*store, &finish, "it was stored already").await.expect("a row exists");
     assert!(finish.is_stored_as(&own), "a repeated update finds its own version");
     assert_eq!(own.body(), Some(&b"once"[..]), "and the answer it wrote");
     let lines = history(&*store, name.id).await.len();
@@ -140,7 +141,7 @@ pub async fn a_version_never_repeats_after_removal(subject: &dyn StoreUnderTest)
     assert_eq!(new.response, None, "the removed record's answer went with it");
     assert_ne!(new.record.version, old.record.version, "versions never repeat");
     let late = replace(&old.record, draft(&name, State::Completed));
-    let stands = refused(&*store, &late, "its generation was removed").await.expect("a row exists");
+    let stands = expect_conflict(&*store, &late, "its generation was removed").await.expect("a row exists");
     assert_eq!(stands.record, new.record, "the new generation is untouched");
 }
 
@@ -191,7 +192,7 @@ pub async fn a_refused_change_leaves_no_body_and_no_history(subject: &dyn StoreU
         "again",
     );
     for change in [late, again] {
-        refused(&*store, &change, "something else was stored").await;
+        expect_conflict(&*store, &change, "something else was stored").await;
     }
     let after = load(&*store, name.id).await.expect("it exists");
     assert_eq!((after.record, after.response), (first.record, first.response), "a refused change wrote");

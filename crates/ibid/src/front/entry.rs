@@ -136,14 +136,14 @@ mod tests {
     use super::*;
     use ibid_core::change::{Change, Stamp};
     use ibid_core::response::Response;
-    use ibid_testkit::contract::{TestRecord, finished, fresh};
+    use ibid_testkit::contract::{TestRecord, finish_with, fresh};
     use std::time::Duration;
 
     fn entry() -> SharedEntry {
         let applied =
             |change: &Change, before| change.apply(Stamp { now: Timestamp::from_micros(7) }, before);
         let running = applied(&fresh(&TestRecord::fresh(), Duration::from_secs(9)), None).expect("a record");
-        let record = applied(&finished(&running, b"body"), Some(&running)).expect("a record");
+        let record = applied(&finish_with(&running, b"body"), Some(&running)).expect("a record");
         let response = Response::plain(201, "text/plain", "paid".to_owned()).with_header("x-a", &b"\xff"[..]);
         let mut record = Arc::unwrap_or_clone(record);
         record.note.status = Some(201);

@@ -17,7 +17,7 @@ use ibid_core::record::Record;
 use ibid_core::response::Response;
 use ibid_core::scope::RecordId;
 use ibid_core::time::Timestamp;
-use ibid_testkit::contract::{TestRecord, finished, fresh};
+use ibid_testkit::contract::{TestRecord, finish_with, fresh};
 use ibid_testkit::faults::{FaultyStore, StoreFault};
 use ibid_testkit::program::{Launch, Program};
 
@@ -73,7 +73,7 @@ fn completed_record() -> Arc<Record> {
         change.apply(Stamp { now: Timestamp::from_micros(1) }, before).expect("a record")
     };
     let running = applied(&fresh(&TestRecord::fresh(), Duration::from_secs(9)), None);
-    applied(&finished(&running, b"body"), Some(&running))
+    applied(&finish_with(&running, b"body"), Some(&running))
 }
 
 fn entry(record: &Arc<Record>, read_at: i64) -> SharedEntry {

@@ -9,7 +9,7 @@ use ibid_core::change::{Change, Commit, Draft};
 use ibid_core::record::{Flags, Record, State};
 use ibid_core::store::{BoxFuture, BrowseStore, Store, StoreError};
 use ibid_testkit::contract::{
-    self, LONG, StoreUnderTest, TestRecord, commit_all, draft, finished, fresh, insert, load, replace,
+    self, LONG, StoreUnderTest, TestRecord, commit_all, draft, finish_with, fresh, insert, load, replace,
 };
 use ibid_testkit::postgres::{Postgres, PostgresRelease};
 use tokio_postgres::{Client, NoTls};
@@ -103,7 +103,7 @@ fn begin() -> Change {
 
 /// A finish of the record that was read, as the engine writes it.
 fn finish(record: &Record) -> Change {
-    finished(record, b"done")
+    finish_with(record, b"done")
 }
 
 /// A begin that is not eligible for the hot path.

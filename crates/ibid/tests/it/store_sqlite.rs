@@ -17,8 +17,8 @@ use ibid_core::record::State;
 use ibid_core::store::{BoxFuture, RecordFilter, Store, StoreError};
 use ibid_core::time::Timestamp;
 use ibid_testkit::contract::{
-    self, LONG, StoreUnderTest, TICK, TestRecord, answering, browse, commit_all, draft, due, history, insert,
-    load, put, reap_all, refused, replace, response, telling,
+    self, LONG, StoreUnderTest, TICK, TestRecord, answering, browse, commit_all, draft, due, expect_conflict,
+    history, insert, load, put, reap_all, replace, response, telling,
 };
 use rusqlite::Connection;
 
@@ -411,7 +411,7 @@ async fn a_commit_whose_caller_left_is_done_and_found_again() {
     let begin = insert(&name, draft(&name, State::InProgress));
     // Polled once, so it is queued; then it is dropped, and no caller waits for its reply.
     assert!(store.commit(Arc::new(begin.clone()), None).now_or_never().is_none(), "no disk is that fast");
-    let own = refused(store, &begin, "it was queued before").await.expect("a row exists");
+    let own = expect_conflict(store, &begin, "it was queued before").await.expect("a row exists");
     assert!(begin.is_stored_as(&own), "the repetition finds the first");
 }
 

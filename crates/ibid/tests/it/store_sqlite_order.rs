@@ -14,7 +14,7 @@ use ibid_core::reap::ReapTarget;
 use ibid_core::record::{Flags, State};
 use ibid_core::store::{RecordFilter, RenewOutcome, RowCount, SetOutcome, Store};
 use ibid_testkit::contract::{
-    LONG, TICK, TestRecord, answering, browse, commit_all, draft, due, finished, fresh, insert, load, put,
+    LONG, TICK, TestRecord, answering, browse, commit_all, draft, due, finish_with, fresh, insert, load, put,
     reap_all, replace,
 };
 
@@ -388,7 +388,7 @@ async fn the_view_shows_names_and_readable_instants() {
     let subject = sqlite();
     let name = TestRecord::fresh();
     let begin = put(&*subject.store, &fresh(&name, LONG)).await;
-    put(&*subject.store, &finished(&begin.record, b"{}")).await;
+    put(&*subject.store, &finish_with(&begin.record, b"{}")).await;
     let view = "select id, state, flags, attempt, created_at, header_lines, body_bytes from ibid_records";
     let row = subject.file.other_connection().query_row(view, [], |row| {
         let texts = (row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?);

@@ -7,7 +7,7 @@ use ibid::store::mysql::{MysqlOptions, MysqlStore};
 use ibid_core::change::{Change, Commit};
 use ibid_core::record::Record;
 use ibid_core::store::{BoxFuture, Store};
-use ibid_testkit::contract::{self, LONG, StoreUnderTest, TestRecord, commit_all, finished, fresh};
+use ibid_testkit::contract::{self, LONG, StoreUnderTest, TestRecord, commit_all, finish_with, fresh};
 use ibid_testkit::mariadb::MariaDb;
 
 mod copy;
@@ -58,7 +58,7 @@ async fn open_with(
 
 /// A finish of the record that was read, as the engine writes it.
 fn finish(record: &Record) -> Change {
-    finished(record, b"done")
+    finish_with(record, b"done")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -13,7 +13,7 @@ use ibid_core::reap::ReapTarget;
 use ibid_core::record::State;
 use ibid_core::scope::RecordId;
 use ibid_core::store::{BrowseStore, RecordFilter, RenewOutcome, RowCount, Store};
-use ibid_testkit::contract::{LONG, TestRecord, finished, fresh, load};
+use ibid_testkit::contract::{LONG, TestRecord, finish_with, fresh, load};
 use ibid_testkit::redis::RedisCluster;
 
 use super::{begin, commit, commit_surely, open_weak, put};
@@ -44,7 +44,7 @@ async fn slots_that_move_under_load_lose_and_double_nothing() {
                             Err(error) => assert!(error.is_transient(), "{error:?}"),
                         }
                     };
-                    let finish = finished(&running, b"done");
+                    let finish = finish_with(&running, b"done");
                     assert!(commit_surely(&store, &finish).await, "its lease is its own");
                     written.push(finish);
                 }
@@ -96,7 +96,7 @@ async fn a_server_of_a_cluster_that_returns_is_used_again() {
     assert!(failures > 0, "a third of the keys is on the server that died");
     cluster.node(0).start_again();
     for record in &records {
-        assert!(commit_surely(&store, &finished(record, b"after all")).await);
+        assert!(commit_surely(&store, &finish_with(record, b"after all")).await);
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
@@ -147,7 +147,7 @@ async fn upkeep_goes_on_without_a_server_of_the_cluster() {
         store.insert_evidence(one, LONG).await.expect("it is stored");
         events += usize::from(is_there);
         let ended = put(&store, &begin()).await;
-        let mut finish = finished(&ended, b"done");
+        let mut finish = finish_with(&ended, b"done");
         let draft = finish.draft.as_mut().expect("a finish writes the record");
         (draft.expires_in, draft.purge_in) = (Some(Duration::ZERO), Some(Duration::from_millis(1)));
         put_unread(&store, &finish).await;

@@ -14,7 +14,7 @@ use ibid_core::record::{Record, State};
 use ibid_core::scope::RecordId;
 use ibid_core::store::copy::{CopyPart, CopyRow, SettingFence};
 use ibid_core::store::{CopyStore, Cursor, SetOutcome, Store};
-use ibid_testkit::contract::{LONG, TestRecord, draft, finished, fresh, load, nonce, replace, telling};
+use ibid_testkit::contract::{LONG, TestRecord, draft, finish_with, fresh, load, nonce, replace, telling};
 use ibid_testkit::redis::{Redis, RedisCluster};
 
 use super::faults::LossyProxy;
@@ -43,7 +43,7 @@ async fn a_record_that_changes_its_state_is_exported_once() {
         }
         for record in running.drain(..running.len().min(9)) {
             match record.id.as_bytes()[1] % 2 {
-                0 => drop(put(&store, &finished(&record, b"done")).await),
+                0 => drop(put(&store, &finish_with(&record, b"done")).await),
                 _ => drop(store.renew(vec![(record.id, record.version)]).await.expect("it is renewed")),
             }
         }
@@ -143,7 +143,7 @@ async fn some_rows(store: &RedisStore) -> Vec<CopyRow> {
     for bucket in (0..=255).step_by(8) {
         let running = put(store, &fresh(&in_bucket(bucket), LONG)).await;
         let body: &'static [u8] = if bucket % 16 == 0 { b"small" } else { &[3; 5000] };
-        let finish = telling(finished(&running, body), HistoryKind::Operator, "one");
+        let finish = telling(finish_with(&running, body), HistoryKind::Operator, "one");
         put(store, &telling(finish, HistoryKind::Operator, "two")).await;
         let name = EventName { source: "psp".into(), event: format!("event-{bucket}") };
         let (about, what) = (EvidenceSubject::Record(running.id), Observation::NotExecuted);

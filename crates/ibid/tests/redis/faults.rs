@@ -9,7 +9,7 @@ use ibid_core::change::{Change, Commit, Expect, History, HistoryKind};
 use ibid_core::evidence::{EventName, Evidence, EvidenceStore, EvidenceSubject};
 use ibid_core::machine::Observation;
 use ibid_core::store::{BrowseStore, Durability, RenewOutcome, Store, StoreError};
-use ibid_testkit::contract::{LONG, finished, load};
+use ibid_testkit::contract::{LONG, finish_with, load};
 use ibid_testkit::redis::{Redis, RedisCluster};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -27,7 +27,7 @@ async fn a_full_server_refuses_begins_and_takes_finishes() {
     let server = Redis::start();
     let store = open(&server.url()).await;
     let running = put(&store, &begin()).await;
-    let completed = put(&store, &finished(&running, b"done")).await;
+    let completed = put(&store, &finish_with(&running, b"done")).await;
     let (first, second) = (put(&store, &begin()).await, put(&store, &begin()).await);
     server.set("maxmemory", "1mb");
     let fresh = begin();
@@ -37,7 +37,7 @@ async fn a_full_server_refuses_begins_and_takes_finishes() {
     assert_eq!(load(&*store, fresh.id).await, None, "and nothing was written");
     let renewed = store.renew(vec![(first.id, first.version)]).await.expect("a lease is renewed");
     assert!(matches!(renewed[..], [RenewOutcome::Until(_)]), "{renewed:?}");
-    put(&store, &finished(&first, b"paid")).await;
+    put(&store, &finish_with(&first, b"paid")).await;
     // A retry of a request that is stored is answered: its begin finds the record.
     let again = Change { id: completed.id, ..begin() };
     let Ok(Commit::Conflict(Some(stored))) = try_begin(&store, &again).await else { panic!("it is stored") };
@@ -46,7 +46,7 @@ async fn a_full_server_refuses_begins_and_takes_finishes() {
     put(&store, &begin()).await;
     server.set("maxmemory", "0");
     put(&store, &fresh).await;
-    put(&store, &finished(&second, b"late")).await;
+    put(&store, &finish_with(&second, b"late")).await;
 }
 
 #[tokio::test]
@@ -57,10 +57,10 @@ async fn a_server_that_became_a_replica_answers_nothing() {
     // Nothing listens there, so the server keeps its data.
     assert_eq!(server.cli(&["REPLICAOF", "127.0.0.1", "1"]), "OK");
     assert_unwritten(&commit(&store, &begin()).await.expect_err("a replica"), "ReadOnly");
-    assert_unwritten(&commit(&store, &finished(&running, b"x")).await.expect_err("a replica"), "ReadOnly");
+    assert_unwritten(&commit(&store, &finish_with(&running, b"x")).await.expect_err("a replica"), "ReadOnly");
     assert_unwritten(&store.load(running.id).await.expect_err("its data may be old"), "ReadOnly");
     assert_eq!(server.cli(&["REPLICAOF", "NO", "ONE"]), "OK");
-    put(&store, &finished(&running, b"x")).await;
+    put(&store, &finish_with(&running, b"x")).await;
 }
 
 #[tokio::test]
@@ -71,7 +71,7 @@ async fn scripts_are_sent_again_after_a_flush() {
         assert_eq!(server.cli(&["SCRIPT", "FLUSH"]), "OK");
         let running = put(&store, &begin()).await;
         assert_eq!(server.cli(&["SCRIPT", "FLUSH"]), "OK");
-        put(&store, &finished(&running, b"done")).await;
+        put(&store, &finish_with(&running, b"done")).await;
     }
 }
 
@@ -107,7 +107,7 @@ async fn a_server_that_loads_its_data_refuses_for_now() {
     }
     server.kill();
     server.start_again_loading();
-    let change = finished(&records[0], b"done");
+    let change = finish_with(&records[0], b"done");
     let error = commit(&store, &change).await.expect_err("it loads");
     assert!(error.is_transient(), "{error:?}");
     assert!(commit_surely(&store, &change).await, "once it has loaded");
@@ -123,10 +123,10 @@ async fn a_lost_reply_is_resolved_by_the_nonce() {
     let store = open(&format!("redis://127.0.0.1:{}", proxy.port)).await;
     // The server learns the scripts.
     let first = put(&store, &begin()).await;
-    put(&store, &finished(&first, b"done")).await;
+    put(&store, &finish_with(&first, b"done")).await;
     for _ in 0..10 {
         let running = put(&store, &begin()).await;
-        let change = finished(&running, b"once");
+        let change = finish_with(&running, b"once");
         proxy.loses_replies.store(true, Ordering::SeqCst);
         let error = commit(&store, &change).await.expect_err("the reply is lost");
         assert!(error.is_transient() && !error.is_unwritten(), "it may be written: {error:?}");
@@ -158,7 +158,7 @@ async fn a_line_of_history_is_sent_once_to_a_cluster() {
 async fn sends_history_once(proxy: &LossyProxy) {
     let store = open_weak(&format!("redis://127.0.0.1:{}", proxy.port)).await;
     let running = put(&store, &begin()).await;
-    put(&store, &finished(&running, b"done")).await;
+    put(&store, &finish_with(&running, b"done")).await;
     // Nothing tells a second line from the first, so a driver that resends would show here.
     let line = History { what: HistoryKind::LateAnswer, detail: "late".to_owned() };
     let change = Change { draft: None, expect: Expect::Anything, history: vec![line], ..begin() };
@@ -175,7 +175,7 @@ async fn a_hung_server_is_left_after_a_time_limit() {
     let store = open(&server.url()).await;
     let running = put(&store, &begin()).await;
     server.pause();
-    let (change, late) = (finished(&running, b"slow"), begin());
+    let (change, late) = (finish_with(&running, b"slow"), begin());
     let (outcome, never) = tokio::join!(commit(&store, &change), async {
         let past = Instant::now().checked_sub(Duration::from_millis(1));
         store.commit(Arc::new(late.clone()), past).await
@@ -196,7 +196,7 @@ async fn nothing_begins_on_a_server_restarted_with_weaker_settings() {
     server.change_setting("appendfsync", "no");
     server.start_again();
     until_refused(&store, "appendfsync no").await;
-    assert!(commit_surely(&store, &finished(&running, b"done")).await, "what runs ends");
+    assert!(commit_surely(&store, &finish_with(&running, b"done")).await, "what runs ends");
     let weak = open_weak(&server.url()).await;
     let outcome = try_begin(&weak, &begin()).await;
     assert!(matches!(outcome, Ok(Commit::Done(_))), "the loss was accepted: {outcome:?}");
@@ -206,7 +206,7 @@ async fn nothing_begins_on_a_server_restarted_with_weaker_settings() {
 async fn nothing_begins_on_a_server_that_became_weaker() {
     let server = Redis::start();
     let store = open_watching(&server.url()).await;
-    let completed = put(&store, &finished(&*put(&store, &begin()).await, b"done")).await;
+    let completed = put(&store, &finish_with(&*put(&store, &begin()).await, b"done")).await;
     for (name, weaker, before) in
         [("appendfsync", "everysec", "always"), ("maxmemory-policy", "allkeys-lru", "noeviction")]
     {
@@ -217,7 +217,7 @@ async fn nothing_begins_on_a_server_that_became_weaker() {
         assert!(reason.contains(weaker), "{reason}");
         let renewed = store.renew(vec![(running.id, running.version)]).await.expect("it is renewed");
         assert!(matches!(renewed[..], [RenewOutcome::Until(_)]), "{renewed:?}");
-        put(&store, &finished(&running, b"done")).await;
+        put(&store, &finish_with(&running, b"done")).await;
         let again = Change { id: completed.id, ..begin() };
         let stored = try_begin(&store, &again).await;
         assert!(matches!(stored, Ok(Commit::Conflict(Some(_)))), "a stored key is answered: {stored:?}");

@@ -10,7 +10,7 @@ use ibid_core::change::Commit;
 use ibid_core::record::Version;
 use ibid_core::scope::RecordId;
 use ibid_core::store::{Durability, Store};
-use ibid_testkit::contract::{finished, load};
+use ibid_testkit::contract::{finish_with, load};
 use ibid_testkit::redis::{Redis, RedisCluster};
 use tokio::sync::Mutex;
 
@@ -32,7 +32,7 @@ async fn write_until(store: &Arc<RedisStore>, stop: &Arc<AtomicBool>, confirmed:
                 }
                 confirmed.lock().await.insert(change.id, change.version());
                 let Ok(Some(stored)) = store.load(change.id).await else { continue };
-                let finish = finished(&stored.record, b"done");
+                let finish = finish_with(&stored.record, b"done");
                 if matches!(commit(&store, &finish).await, Ok(Commit::Done(_))) {
                     confirmed.lock().await.insert(finish.id, finish.version());
                 }
@@ -99,7 +99,7 @@ async fn a_promoted_replica_lacks_only_the_newest_writes() {
     let ((), early) = tokio::join!(write_until(&store, &stop, &confirmed), control);
     assert_eq!(replica.cli(&["REPLICAOF", "NO", "ONE"]), "OK");
     let promoted = open_weak(&replica.url()).await;
-    put(&promoted, &finished(&first, b"resumes")).await;
+    put(&promoted, &finish_with(&first, b"resumes")).await;
     let (mut lost, mut older) = (0, 0);
     let confirmed = confirmed.lock().await;
     for (id, version) in confirmed.iter() {

@@ -9,7 +9,7 @@ use ibid_core::change::{Change, Commit, Expect};
 use ibid_core::record::{Record, State};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{BrowseStore, RowCount, Store, StoreError};
-use ibid_testkit::contract::{LONG, TestRecord, draft, finished, fresh, insert, load, nonce};
+use ibid_testkit::contract::{LONG, TestRecord, draft, finish_with, fresh, insert, load, nonce};
 use ibid_testkit::redis::Redis;
 
 use super::{begin, open, put, try_begin};
@@ -55,7 +55,7 @@ async fn changes_in_one_script_are_written_as_if_alone() {
     for change in &begins {
         running.push(Some(load(&*store, change.id).await.expect("it is stored").record));
     }
-    let finish = |record: &Option<Arc<Record>>| finished(record.as_ref().expect("a record"), b"done");
+    let finish = |record: &Option<Arc<Record>>| finish_with(record.as_ref().expect("a record"), b"done");
     let finishes: Vec<Change> = running.iter().map(finish).collect();
     assert_written(&store, &finishes, &running).await;
     let counts = store.batch_counts();
@@ -72,9 +72,9 @@ async fn each_change_in_a_script_has_its_own_outcome() {
     let store = open(&server.url()).await;
     warm_up(&store).await;
     const LARGE: &[u8] = &[7; 5000];
-    let small = put(&store, &finished(&*put(&store, &begin()).await, b"small")).await;
+    let small = put(&store, &finish_with(&*put(&store, &begin()).await, b"small")).await;
     let outdated = put(&store, &begin()).await;
-    let large = put(&store, &finished(&outdated, LARGE)).await;
+    let large = put(&store, &finish_with(&outdated, LARGE)).await;
     let running = put(&store, &begin()).await;
     let unknown = {
         let name = TestRecord::fresh();
@@ -85,12 +85,12 @@ async fn each_change_in_a_script_has_its_own_outcome() {
         begin(),
         Change { id: small.id, ..begin() },
         Change { id: large.id, ..begin() },
-        finished(&running, b"done"),
-        finished(&running, b"a second end"),
-        finished(&outdated, b"late"),
-        finished(&missing, b"lost"),
+        finish_with(&running, b"done"),
+        finish_with(&running, b"a second end"),
+        finish_with(&outdated, b"late"),
+        finish_with(&missing, b"lost"),
         // Not from the state in which an attempt holds a lease: another script has its keys.
-        finished(&unknown, b"settled"),
+        finish_with(&unknown, b"settled"),
     ];
     let outcomes = commit_together(&store, &changes).await;
     let conflict = |at: usize| match &outcomes[at] {
@@ -131,7 +131,7 @@ async fn a_full_server_refuses_each_begin_of_a_script() {
     let server = Redis::start();
     let store = open(&server.url()).await;
     warm_up(&store).await;
-    let completed = put(&store, &finished(&*put(&store, &begin()).await, b"done")).await;
+    let completed = put(&store, &finish_with(&*put(&store, &begin()).await, b"done")).await;
     server.set("maxmemory", "1mb");
     let mut begins: Vec<Change> = (0..20).map(|_| begin()).collect();
     begins.push(Change { id: completed.id, nonce: nonce(), ..begin() });

@@ -11,7 +11,7 @@ use ibid::store::redis::{RedisOpenError, RedisOptions, RedisStore};
 use ibid_core::change::{Change, Stamp};
 use ibid_core::response::Response;
 use ibid_core::time::Timestamp;
-use ibid_testkit::contract::{LONG, finished};
+use ibid_testkit::contract::{LONG, finish_with};
 use ibid_testkit::program::free_port;
 use ibid_testkit::redis::Redis;
 use ibid_testkit::tls::Authority;
@@ -79,7 +79,7 @@ async fn a_front_takes_a_trusted_certificate_and_no_other() {
         change.apply(Stamp { now: Timestamp::from_micros(1) }, before).expect("a record")
     };
     let running = applied(&begin(), None);
-    let record = applied(&finished(&running, b"body"), Some(&running));
+    let record = applied(&finish_with(&running, b"body"), Some(&running));
     let response = Arc::new(Response::plain(200, "text/plain", "paid".to_owned()));
     let entry = SharedEntry { record: record.clone(), response, read_at: Timestamp::from_micros(1) };
     // A server that does not prove who it is counts as away.

@@ -179,7 +179,7 @@ mod tests {
         use std::time::Duration;
 
         use ibid_core::change::Draft;
-        use ibid_testkit::contract::{LONG, TestRecord, draft, finished, fresh, insert, put};
+        use ibid_testkit::contract::{LONG, TestRecord, draft, finish_with, fresh, insert, put};
 
         use crate::store::postgres::{PostgresOptions, PostgresStore};
 
@@ -194,7 +194,7 @@ mod tests {
                 0 | 1 => {
                     drop(store.core.renew_leases(&[(running.id, running.version)]).await.expect("renewed"))
                 }
-                3..6 => drop(put(&store, &finished(&running, b"done")).await),
+                3..6 => drop(put(&store, &finish_with(&running, b"done")).await),
                 _ => {}
             }
         }

@@ -14,7 +14,7 @@ const LARGE: &[u8] = &[b'x'; 3000];
 
 /// A finish with a response that is stored apart from its row.
 fn finish(record: &Record) -> Change {
-    finished(record, LARGE)
+    finish_with(record, LARGE)
 }
 
 fn count_bodies(server: &Postgres, database: &str) -> String {

@@ -85,7 +85,7 @@ mod tests {
     use ibid_core::change::{Stamp, StoredBody};
     use ibid_core::record::Record;
     use ibid_core::time::Timestamp;
-    use ibid_testkit::contract::{TestRecord, finished, fresh, response};
+    use ibid_testkit::contract::{TestRecord, finish_with, fresh, response};
 
     use super::*;
 
@@ -99,7 +99,7 @@ mod tests {
     fn a_finish_of_the_machine_flies() {
         let (begin, record) = begin_record();
         assert!(is_row_only(&begin) && is_begin(&begin) && begin.expect == Expect::Absent);
-        let finish = finished(&record, b"201");
+        let finish = finish_with(&record, b"201");
         assert!(is_row_only(&finish) && is_finish(&finish));
     }
 
@@ -112,8 +112,8 @@ mod tests {
         };
         assert!(!is_row_only(&with_body()));
         let large = response(vec![0; INLINE_BODY_MAX + 1]);
-        assert!(!is_row_only(&Change { response: Some(large), ..finished(&record, b"") }));
-        assert!(!is_finish(&Change { response: None, ..finished(&record, b"") }));
-        assert!(!is_row_only(&Change { clears_bodies: true, ..finished(&record, b"") }));
+        assert!(!is_row_only(&Change { response: Some(large), ..finish_with(&record, b"") }));
+        assert!(!is_finish(&Change { response: None, ..finish_with(&record, b"") }));
+        assert!(!is_row_only(&Change { clears_bodies: true, ..finish_with(&record, b"") }));
     }
 }

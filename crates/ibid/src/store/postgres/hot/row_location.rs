@@ -161,7 +161,7 @@ mod tests {
     use ibid_core::policy::Policy;
     use ibid_core::record::Record;
     use ibid_core::time::Timestamp;
-    use ibid_testkit::contract::{TestRecord, finished, fresh, fresh_under};
+    use ibid_testkit::contract::{TestRecord, finish_with, fresh, fresh_under};
 
     use super::*;
 
@@ -196,7 +196,7 @@ mod tests {
         let forever = Arc::new(Policy::default().with(|policy| policy.retention = Duration::MAX));
         for begin in [fresh(&TestRecord::fresh(), LEASE), fresh_under(&TestRecord::fresh(), &forever)] {
             assert!(is_fresh(&begin), "{begin:?}");
-            assert!(flies(&begin, &finished(&record_of(&begin), b"201")));
+            assert!(flies(&begin, &finish_with(&record_of(&begin), b"201")));
         }
     }
 
@@ -244,9 +244,9 @@ mod tests {
             },
             |_, draft| draft.point = 1,
         ];
-        assert!(flies(&begin, &finished(&record_of(&begin), b"201")));
+        assert!(flies(&begin, &finish_with(&record_of(&begin), b"201")));
         for (index, alter) in others.iter().enumerate() {
-            let finish = alter_change(finished(&record_of(&begin), b"201"), *alter);
+            let finish = alter_change(finish_with(&record_of(&begin), b"201"), *alter);
             assert!(!flies(&begin, &finish), "{index}: {finish:?}");
         }
     }

@@ -26,8 +26,9 @@ use tower::ServiceExt;
 use tower_service::Service;
 
 use super::bounds::{self, Bound};
-use super::connections::{ConnectionGuard, ConnectionVerdict, Connections, IdleLimits, Socket};
+use super::connections::{Connection, ConnectionGuard, ConnectionVerdict, Connections, IdleLimits, Socket};
 use super::replies::{Buffers, StreamExecutor, counted_reply};
+use super::upgrade::Tunnel;
 use crate::config::ServerConfig;
 
 /// The state that the connections of one listener share.
@@ -53,7 +54,7 @@ impl ListenerState {
 /// Serves until `shutdown` resolves, then drains: it accepts no new connections, lets running requests finish within
 /// [`ServerLimits::drain_for`], and cuts the rest.
 ///
-/// Each request carries its [`Connection`](super::connections::Connection) as an extension.
+/// Each request carries its [`Connection`] as an extension.
 pub(crate) async fn serve<S, B>(
     listener: TcpListener,
     service: S,
@@ -271,14 +272,7 @@ impl Conversation {
                     continue;
                 }
                 order = connection.wait_for_order(is_leaving) => order,
-                () = &mut look => match connection.look(&patience) {
-                    _ if is_leaving && !connection.is_busy() => ConnectionVerdict::Close("it was asked to leave"),
-                    ConnectionVerdict::GoAway => {
-                        bounds::count_reached(Bound::Idle);
-                        ConnectionVerdict::GoAway
-                    }
-                    verdict => verdict,
-                },
+                () = &mut look => judge(&connection, &patience, is_leaving),
             };
             match verdict {
                 ConnectionVerdict::Close(why) => {
@@ -294,21 +288,42 @@ impl Conversation {
             }
         };
         if let Err(error) = ended {
-            if has_too_many_resets(&*error) {
-                bounds::count_reached(Bound::Resets);
-            }
-            // Nearly always caused by the client: it hung up, timed out or did not speak HTTP.
-            tracing::debug!(%peer, error, "connection ended early");
+            report_early_end(peer, &*error);
         }
         if let Some(tunnel) = connection.tunnel.take() {
-            // Busy, so that a quiet tunnel is not closed to make room.
-            let _busy = connection.begin();
-            tokio::select! {
-                () = tunnel.run() => {}
-                // An error means that the server was dropped, which also ends the tunnel.
-                _ = drains.wait_for(|draining| *draining) => {}
-            }
+            run_tunnel(tunnel, &connection, drains).await;
         }
+    }
+}
+
+/// Decides what to do with a connection whose turn to be checked has come.
+fn judge(connection: &Connection, patience: &IdleLimits, is_leaving: bool) -> ConnectionVerdict {
+    match connection.look(patience) {
+        _ if is_leaving && !connection.is_busy() => ConnectionVerdict::Close("it was asked to leave"),
+        ConnectionVerdict::GoAway => {
+            bounds::count_reached(Bound::Idle);
+            ConnectionVerdict::GoAway
+        }
+        verdict => verdict,
+    }
+}
+
+fn report_early_end(peer: SocketAddr, error: &(dyn StdError + Send + Sync + 'static)) {
+    if has_too_many_resets(error) {
+        bounds::count_reached(Bound::Resets);
+    }
+    // Nearly always caused by the client: it hung up, timed out or did not speak HTTP.
+    tracing::debug!(%peer, error, "connection ended early");
+}
+
+/// Runs the tunnel that a connection has become, until it ends or a drain starts.
+async fn run_tunnel(tunnel: Tunnel, connection: &Arc<Connection>, mut drains: watch::Receiver<bool>) {
+    // Busy, so that a quiet tunnel is not closed to make room.
+    let _busy = connection.begin();
+    tokio::select! {
+        () = tunnel.run() => {}
+        // An error means that the server was dropped, which also ends the tunnel.
+        _ = drains.wait_for(|draining| *draining) => {}
     }
 }
 

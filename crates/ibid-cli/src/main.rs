@@ -78,25 +78,7 @@ fn run(command: Command) -> Result<(), Failures> {
             let rounds = rounds(&args.rounds);
             until_stopped(commands::sweep_reconcile::sweep(url, store, &rounds, &mut stdout())).await
         }),
-        Command::Reconcile(ReconcileArgs { command: Some(ReconcileCommand::Ledger(args)), .. }) => {
-            commands::ledger::main(&args)
-        }
-        Command::Reconcile(args) => {
-            let (upstream, rounds) = (config::upstream_of(&args)?, rounds(&args.rounds));
-            on_store(&args.place, async |url, store| {
-                let forwarder = gateway::forward::Forwarder::new(upstream.url, upstream.http2, &upstream.tls)
-                    .map_err(|error| Failure::usage("the upstream can't be used").because(error))?;
-                let rounds = &rounds;
-                until_stopped(commands::sweep_reconcile::reconcile(
-                    url,
-                    store,
-                    forwarder,
-                    rounds,
-                    &mut stdout(),
-                ))
-                .await
-            })
-        }
+        Command::Reconcile(args) => reconcile(&args),
         Command::Config(ConfigCommand::Check(args)) => {
             commands::config_check::run(&args, &EnvVars::of_process()?, &mut stdout(), &mut stderr())
         }
@@ -106,40 +88,73 @@ fn run(command: Command) -> Result<(), Failures> {
                 until_stopped(commands::reap::run(&*store, keep, &args, &mut stdout())).await
             })
         }
-        Command::Keys(KeysCommand::List(args)) => on_store(&args.place, async |_, store| {
+        Command::Keys(command) => run_on_keys(command),
+        Command::Effects(command) => run_on_effects(command),
+        Command::Identity(command) => run_on_identity(command),
+        Command::Copy(args) => wait_for(commands::copy::run(&args, &mut stdout(), &mut stderr())),
+    }
+}
+
+/// Runs a command on records, named by their keys.
+fn run_on_keys(command: KeysCommand) -> Result<(), Failures> {
+    match command {
+        KeysCommand::List(args) => on_store(&args.place, async |_, store| {
             let store = commands::keys::browse(&*store)?;
             commands::keys::list(store, &args, &mut stdout(), &mut stderr()).await
         }),
-        Command::Keys(KeysCommand::Count(args)) => as_operator(&args.place, async |operator| {
+        KeysCommand::Count(args) => as_operator(&args.place, async |operator| {
             commands::key_counts::run(&operator, args.json, &mut stdout()).await
         }),
-        Command::Keys(KeysCommand::Resolve(args)) => as_operator(&args.act.place, async |operator| {
+        KeysCommand::Resolve(args) => as_operator(&args.act.place, async |operator| {
             commands::resolve::resolve(&operator, &args, &mut stdout(), &mut stderr()).await
         }),
-        Command::Keys(KeysCommand::Forget(args)) => as_operator(&args.act.place, async |operator| {
+        KeysCommand::Forget(args) => as_operator(&args.act.place, async |operator| {
             commands::resolve::forget(&operator, &args, &mut stdout(), &mut stderr()).await
         }),
-        Command::Effects(EffectsCommand::List(args)) => as_operator(&args.place, async |operator| {
-            commands::effects::list(&operator, &args, &mut stdout(), &mut stderr()).await
-        }),
-        Command::Effects(EffectsCommand::Retry(args)) => as_operator(&args.act.place, async |operator| {
-            commands::effects::retry(&operator, &args, &mut stdout(), &mut stderr()).await
-        }),
-        Command::Effects(EffectsCommand::Discard(args)) => as_operator(&args.act.place, async |operator| {
-            commands::effects::discard(&operator, &args, &mut stdout(), &mut stderr()).await
-        }),
-        Command::Identity(IdentityCommand::Show(args)) => on_store(&args.place, async |_, store| {
-            commands::identity::show(&*store, &args, &mut stdout()).await
-        }),
-        Command::Identity(IdentityCommand::Change(args)) => on_store(&args.place, async |_, store| {
-            commands::identity::change(&*store, &args, &mut stdout(), &mut stderr()).await
-        }),
-        Command::Copy(args) => wait_for(commands::copy::run(&args, &mut stdout(), &mut stderr())),
-        Command::Keys(KeysCommand::Show(args)) => on_store(&args.place, async |_, store| {
+        KeysCommand::Show(args) => on_store(&args.place, async |_, store| {
             let load = async |id| store.load(id).await;
             commands::keys::show(commands::keys::browse(&*store)?, load, &args, &mut stdout()).await
         }),
     }
+}
+
+fn run_on_effects(command: EffectsCommand) -> Result<(), Failures> {
+    match command {
+        EffectsCommand::List(args) => as_operator(&args.place, async |operator| {
+            commands::effects::list(&operator, &args, &mut stdout(), &mut stderr()).await
+        }),
+        EffectsCommand::Retry(args) => as_operator(&args.act.place, async |operator| {
+            commands::effects::retry(&operator, &args, &mut stdout(), &mut stderr()).await
+        }),
+        EffectsCommand::Discard(args) => as_operator(&args.act.place, async |operator| {
+            commands::effects::discard(&operator, &args, &mut stdout(), &mut stderr()).await
+        }),
+    }
+}
+
+fn run_on_identity(command: IdentityCommand) -> Result<(), Failures> {
+    match command {
+        IdentityCommand::Show(args) => on_store(&args.place, async |_, store| {
+            commands::identity::show(&*store, &args, &mut stdout()).await
+        }),
+        IdentityCommand::Change(args) => on_store(&args.place, async |_, store| {
+            commands::identity::change(&*store, &args, &mut stdout(), &mut stderr()).await
+        }),
+    }
+}
+
+/// Settles `unknown` records by lookups at the upstream, or compares ledgers.
+fn reconcile(args: &ReconcileArgs) -> Result<(), Failures> {
+    if let Some(ReconcileCommand::Ledger(args)) = &args.command {
+        return commands::ledger::main(args);
+    }
+    let (upstream, rounds) = (config::upstream_of(args)?, rounds(&args.rounds));
+    on_store(&args.place, async |url, store| {
+        let forwarder = gateway::forward::Forwarder::new(upstream.url, upstream.http2, &upstream.tls)
+            .map_err(|error| Failure::usage("the upstream can't be used").because(error))?;
+        until_stopped(commands::sweep_reconcile::reconcile(url, store, forwarder, &rounds, &mut stdout()))
+            .await
+    })
 }
 
 fn gateway(args: &GatewayArgs) -> Result<(), Failures> {

@@ -279,63 +279,14 @@ async fn lists_take_filters_and_pages_and_refuse_unknown_parameters() {
     for n in 0..5 {
         gateway.call(&pay(&format!("k{n}"), "status=201")).await;
     }
-    let mut ids = Vec::new();
-    let mut after = String::new();
-    for _ in 0..3 {
-        let page = json_of(&get(&gateway, &format!("/v1/records?limit=2{after}")).await);
-        ids.extend(page["records"].as_array().expect("records").iter().map(id));
-        let Some(next) = page["next"].as_str() else { break };
-        after = format!("&after={next}");
-    }
+    let mut ids = list_in_pages(&gateway).await;
     assert_eq!(ids.len(), 5, "every record once");
     ids.dedup();
     assert_eq!(ids.len(), 5);
-    let count = async |query: &str| {
-        json_of(&get(&gateway, &format!("/v1/records?{query}")).await)["records"].as_array().map(Vec::len)
-    };
-    assert_eq!(count("method=POST&path=/payments&state=completed&tenant=-").await, Some(5));
-    assert_eq!(count("path=/paymentsx").await, Some(0));
-    assert_eq!(count("route=/%7Bany%7D&older_than=0s&created_from=2020-01-01T00:00:00Z").await, Some(5));
-    assert_eq!(count("created_before=2020-01-01T00:00:00Z").await, Some(0));
-    assert_eq!(count("dead_letter=true").await, Some(0));
-    assert_eq!(count("path=/payments&route=/%7Bany%7D").await, Some(5));
-    assert_eq!(count("path=/payments&route=/other").await, Some(0));
-    let refused = [
-        "stat=unknown",
-        "state=unknwon",
-        "limit=0",
-        "limit=1001",
-        "after=abc",
-        "older_than=5y",
-        "created_from=yesterday",
-        "path=payments",
-        "method=post",
-        "tenant=",
-        "state=unknown&state=unknown",
-    ];
-    for query in refused {
-        assert_problem(&get(&gateway, &format!("/v1/records?{query}")).await, 400, "invalid-input");
-    }
-    assert_problem(&get(&gateway, "/v1/records/zz").await, 400, "invalid-input");
-    assert_problem(&get(&gateway, "/v1/records/00000000").await, 404, "no-such-record");
-    assert_problem(&get(&gateway, "/v1/upkeep?x=1").await, 400, "invalid-input");
+    assert_filters_count(&gateway).await;
+    assert_queries_are_refused(&gateway).await;
     let path = format!("/v1/records/{}/resolve", ids[0]);
-    let bodies = [
-        json!({ "who": "ann", "reason": "r" }),
-        json!({ "who": "", "reason": "r", "found": "not_executed" }),
-        json!({ "who": "ann", "reason": " ", "found": "not_executed" }),
-        json!({ "who": "ann", "reason": "x".repeat(501), "found": "not_executed" }),
-        json!({ "who": "ann", "reason": "r", "found": "executed" }),
-        json!({ "who": "ann", "reason": "r", "found": { "completed": { "status": 101 } } }),
-        json!({ "who": "ann", "reason": "r", "found": { "completed": { "status": 600 } } }),
-        json!({ "who": "ann", "reason": "r", "found": "not_executed", "extra": 1 }),
-        json!(["ann", "r", null, "not_executed"]),
-        json!({ "who": "ann", "reason": "r", "found": "not_executed", "version": "1" }),
-    ];
-    for body in bodies {
-        let refused = post(&gateway, &path, &body).await;
-        assert_eq!((refused.status, problem(&refused).as_str()), (400, "invalid-input"), "{body}");
-    }
+    assert_bodies_are_refused(&gateway, &path).await;
     let unknown = id(&unknown(&gateway, "lost").await);
     let bodied =
         json!({ "who": "a", "reason": "r", "found": { "completed": { "status": 204, "body": "x" } } });
@@ -350,6 +301,74 @@ async fn lists_take_filters_and_pages_and_refuse_unknown_parameters() {
     assert_problem(&gateway.admin(&plain).await, 415, "unsupported-media-type");
     assert_problem(&post(&gateway, "/v1/records", &json!({})).await, 405, "method-not-allowed");
     assert_problem(&get(&gateway, "/v1/nothing").await, 404, "not-found");
+}
+
+/// Lists the records, two per page and at most three pages, and returns their ids.
+async fn list_in_pages(gateway: &Gateway) -> Vec<String> {
+    let mut ids = Vec::new();
+    let mut after = String::new();
+    for _ in 0..3 {
+        let page = json_of(&get(gateway, &format!("/v1/records?limit=2{after}")).await);
+        ids.extend(page["records"].as_array().expect("records").iter().map(id));
+        let Some(next) = page["next"].as_str() else { break };
+        after = format!("&after={next}");
+    }
+    ids
+}
+
+async fn assert_filters_count(gateway: &Gateway) {
+    let count = async |query: &str| {
+        json_of(&get(gateway, &format!("/v1/records?{query}")).await)["records"].as_array().map(Vec::len)
+    };
+    assert_eq!(count("method=POST&path=/payments&state=completed&tenant=-").await, Some(5));
+    assert_eq!(count("path=/paymentsx").await, Some(0));
+    assert_eq!(count("route=/%7Bany%7D&older_than=0s&created_from=2020-01-01T00:00:00Z").await, Some(5));
+    assert_eq!(count("created_before=2020-01-01T00:00:00Z").await, Some(0));
+    assert_eq!(count("dead_letter=true").await, Some(0));
+    assert_eq!(count("path=/payments&route=/%7Bany%7D").await, Some(5));
+    assert_eq!(count("path=/payments&route=/other").await, Some(0));
+}
+
+async fn assert_queries_are_refused(gateway: &Gateway) {
+    let refused = [
+        "stat=unknown",
+        "state=unknwon",
+        "limit=0",
+        "limit=1001",
+        "after=abc",
+        "older_than=5y",
+        "created_from=yesterday",
+        "path=payments",
+        "method=post",
+        "tenant=",
+        "state=unknown&state=unknown",
+    ];
+    for query in refused {
+        assert_problem(&get(gateway, &format!("/v1/records?{query}")).await, 400, "invalid-input");
+    }
+    assert_problem(&get(gateway, "/v1/records/zz").await, 400, "invalid-input");
+    assert_problem(&get(gateway, "/v1/records/00000000").await, 404, "no-such-record");
+    assert_problem(&get(gateway, "/v1/upkeep?x=1").await, 400, "invalid-input");
+}
+
+/// Checks that resolutions with a fault in their body are refused.
+async fn assert_bodies_are_refused(gateway: &Gateway, path: &str) {
+    let bodies = [
+        json!({ "who": "ann", "reason": "r" }),
+        json!({ "who": "", "reason": "r", "found": "not_executed" }),
+        json!({ "who": "ann", "reason": " ", "found": "not_executed" }),
+        json!({ "who": "ann", "reason": "x".repeat(501), "found": "not_executed" }),
+        json!({ "who": "ann", "reason": "r", "found": "executed" }),
+        json!({ "who": "ann", "reason": "r", "found": { "completed": { "status": 101 } } }),
+        json!({ "who": "ann", "reason": "r", "found": { "completed": { "status": 600 } } }),
+        json!({ "who": "ann", "reason": "r", "found": "not_executed", "extra": 1 }),
+        json!(["ann", "r", null, "not_executed"]),
+        json!({ "who": "ann", "reason": "r", "found": "not_executed", "version": "1" }),
+    ];
+    for body in bodies {
+        let refused = post(gateway, path, &body).await;
+        assert_eq!((refused.status, problem(&refused).as_str()), (400, "invalid-input"), "{body}");
+    }
 }
 
 #[tokio::test]

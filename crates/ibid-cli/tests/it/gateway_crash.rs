@@ -34,11 +34,7 @@ async fn two_gateways_killed_at_any_moment_never_deliver_twice(on: On) {
 }
 
 async fn crash(on: On, gateways: usize) {
-    let seed = std::env::var("CRASH_SEED").ok().and_then(|text| text.parse().ok());
-    let seed = seed.unwrap_or_else(|| {
-        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        since.expect("after 1970").as_nanos() as u64
-    });
+    let seed = draw_seed();
     println!("CRASH_SEED={seed}");
     let started = Instant::now();
     let upstream = Upstream::start(seed).await;
@@ -49,48 +45,13 @@ async fn crash(on: On, gateways: usize) {
     );
     let setup = Setup::before(&format!("http://{}", upstream.addr)).config(&config).on(on);
     let mut running: Vec<Gateway> = (0..gateways).map(|_| block_in_place(|| setup.start())).collect();
-    let load = Arc::new(Load {
-        seed,
-        doors: Mutex::new(running.iter().map(Gateway::addr).collect()),
-        next: AtomicUsize::new(0),
-        stopped: AtomicBool::new(false),
-        abandoned: AtomicBool::new(false),
-        heard: watch::Sender::new(0),
-        keys: Mutex::default(),
-        broken: Mutex::default(),
-    });
+    let load = Arc::new(Load::new(seed, &running));
     let mut clients = JoinSet::new();
     for n in 0..CLIENTS {
         clients.spawn(Arc::clone(&load).client(n as u64));
     }
 
-    let mut dice = Dice(seed);
-    let mut kills = 0;
-    while kills < kills_wanted() {
-        // The moment of a kill is a number of deliveries, upstream responses or client responses since the last kill.
-        // The other clients can then be at any point of their work.
-        let counter = [&upstream.ledger.delivered, &upstream.ledger.answered, &load.heard][dice.below(3)];
-        let target = *counter.borrow() + 1 + dice.below(60);
-        let mut counting = counter.subscribe();
-        let reached = tokio::time::timeout(PATIENCE, counting.wait_for(|count| *count >= target)).await;
-        assert!(reached.is_ok(), "the load came to a halt; seed {seed}; {:?}", load.open_keys());
-        drop(reached);
-        // In one of three rounds, kill the store's server as well, where a test may.
-        if dice.below(3) == 0 {
-            block_in_place(|| setup.restart_redis());
-        }
-        let victim = dice.below(gateways);
-        running[victim].kill();
-        kills += 1;
-        // In one of four rounds, kill both at once.
-        if gateways == 2 && dice.below(4) == 0 {
-            running[1 - victim].kill();
-            kills += 1;
-            running[1 - victim] = block_in_place(|| setup.start());
-        }
-        running[victim] = block_in_place(|| setup.start());
-        *load.doors.lock().unwrap() = running.iter().map(Gateway::addr).collect();
-    }
+    let mut kills = kill_under_load(&setup, &upstream, &load, &mut running).await;
 
     // After the last kill, no client retries the keys that it left open, so only the sweeper can settle them.
     load.abandoned.store(true, Ordering::SeqCst);
@@ -100,13 +61,7 @@ async fn crash(on: On, gateways: usize) {
         ended.expect("no client panics");
     }
     let back = block_in_place(|| setup.start());
-    let since = Instant::now();
-    until_async("no attempt is taken for running any more", async || {
-        let page = back.page("/metrics").await.text();
-        page.lines().any(|line| line == "ibid_records{state=\"in_progress\"} 0").then_some(())
-    })
-    .await;
-    let swept = since.elapsed();
+    let swept = wait_for_sweeper(&back).await;
     // A record that was begun just before the kill has its whole lease ahead.
     assert!(swept < LEASE + SWEEP_EVERY + SLACK, "lapsed ones took {swept:?}; seed {seed}");
     let lapsed = back.metric("ibid_zombie_keys_total", "").await;
@@ -123,10 +78,7 @@ async fn crash(on: On, gateways: usize) {
     assert!(figures.unknown_by_crash > 0, "kills hit running requests, or this test proves nothing");
     drop(back);
     if on == On::Sqlite {
-        let file = rusqlite::Connection::open(setup.database()).expect("the file is there");
-        let whole: String =
-            file.query_row("pragma integrity_check", [], |row| row.get(0)).expect("it can be read");
-        assert_eq!(whole, "ok");
+        assert_file_is_whole(&setup);
     }
     println!(
         "{kills} kills, {} keys, {} deliveries, {} stored, {} unknown ({} by a crash, {lapsed} swept after the last), \
@@ -138,6 +90,66 @@ async fn crash(on: On, gateways: usize) {
         figures.unknown_by_crash,
         started.elapsed(),
     );
+}
+
+/// Returns the seed that `CRASH_SEED` sets, or else the current time.
+fn draw_seed() -> u64 {
+    let seed = std::env::var("CRASH_SEED").ok().and_then(|text| text.parse().ok());
+    seed.unwrap_or_else(|| {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        since.expect("after 1970").as_nanos() as u64
+    })
+}
+
+/// Kills gateways under load, at moments that the seed decides, and starts them again. Returns the number of kills.
+async fn kill_under_load(setup: &Setup, upstream: &Upstream, load: &Load, running: &mut [Gateway]) -> usize {
+    let seed = load.seed;
+    let mut dice = Dice(seed);
+    let mut kills = 0;
+    while kills < kills_wanted() {
+        // The moment of a kill is a number of deliveries, upstream responses or client responses since the last kill.
+        // The other clients can then be at any point of their work.
+        let counter = [&upstream.ledger.delivered, &upstream.ledger.answered, &load.heard][dice.below(3)];
+        let target = *counter.borrow() + 1 + dice.below(60);
+        let mut counting = counter.subscribe();
+        let reached = tokio::time::timeout(PATIENCE, counting.wait_for(|count| *count >= target)).await;
+        assert!(reached.is_ok(), "the load came to a halt; seed {seed}; {:?}", load.open_keys());
+        drop(reached);
+        // In one of three rounds, kill the store's server as well, where a test may.
+        if dice.below(3) == 0 {
+            block_in_place(|| setup.restart_redis());
+        }
+        let victim = dice.below(running.len());
+        running[victim].kill();
+        kills += 1;
+        // In one of four rounds, kill both at once.
+        if running.len() == 2 && dice.below(4) == 0 {
+            running[1 - victim].kill();
+            kills += 1;
+            running[1 - victim] = block_in_place(|| setup.start());
+        }
+        running[victim] = block_in_place(|| setup.start());
+        *load.doors.lock().unwrap() = running.iter().map(Gateway::addr).collect();
+    }
+    kills
+}
+
+/// Waits until no attempt is taken for running any more, and returns how long that took.
+async fn wait_for_sweeper(gateway: &Gateway) -> Duration {
+    let since = Instant::now();
+    until_async("no attempt is taken for running any more", async || {
+        let page = gateway.page("/metrics").await.text();
+        page.lines().any(|line| line == "ibid_records{state=\"in_progress\"} 0").then_some(())
+    })
+    .await;
+    since.elapsed()
+}
+
+fn assert_file_is_whole(setup: &Setup) {
+    let file = rusqlite::Connection::open(setup.database()).expect("the file is there");
+    let whole: String =
+        file.query_row("pragma integrity_check", [], |row| row.get(0)).expect("it can be read");
+    assert_eq!(whole, "ok");
 }
 
 /// Outcome of a key, as its client knows it.
@@ -169,6 +181,19 @@ struct Load {
 }
 
 impl Load {
+    fn new(seed: u64, running: &[Gateway]) -> Load {
+        Load {
+            seed,
+            doors: Mutex::new(running.iter().map(Gateway::addr).collect()),
+            next: AtomicUsize::new(0),
+            stopped: AtomicBool::new(false),
+            abandoned: AtomicBool::new(false),
+            heard: watch::Sender::new(0),
+            keys: Mutex::default(),
+            broken: Mutex::default(),
+        }
+    }
+
     /// Runs one client: it sends fresh keys, retries each until it is settled, and sometimes repeats an old one.
     async fn client(self: Arc<Self>, number: u64) {
         let mut dice = Dice(self.seed ^ (number + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));

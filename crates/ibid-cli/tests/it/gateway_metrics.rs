@@ -58,6 +58,32 @@ async fn metrics_equal_what_happened(on: On) {
     assert_eq!(fresh.get("ibid_zombie_keys_total"), Some(&0.0), "zero is shown as zero");
     assert_eq!(fresh.get("ibid_breaker_open"), Some(&0.0));
 
+    create_replay_and_misuse(&gateway).await;
+    duplicate_a_held_request(&gateway, &upstream).await;
+    release_lose_and_change_routes(&gateway).await;
+    outlive_a_lease(&gateway, &upstream).await;
+
+    let quiet = until_async("all records are counted", async || {
+        let now = samples(&gateway).await;
+        (of(&now, "ibid_records") == ["{state=\"completed\"} 10", "{state=\"unknown\"} 1"]).then_some(now)
+    })
+    .await;
+    assert_reserve_counts(&quiet);
+    assert_eq!(of(&quiet, "ibid_zombie_keys_total"), [" 1"], "the late answer is no second lapse");
+    assert_eq!(gateway.log().matches("a lease lapsed").count(), 1, "one line");
+    let letters = of(&quiet, "ibid_dead_letters");
+    assert_eq!(letters, ["{kind=\"records\"} 1"], "no lookup settles the unknown record");
+    assert_run_counts(&quiet);
+    assert_eq!(upstream.deliveries_begun(), 12, "one run, one delivery");
+    for chore in ["sweeper", "reaper"] {
+        let ran_at = quiet[&format!("ibid_chore_last_run_seconds{{chore=\"{chore}\"}}")];
+        assert!(ran_at > 1.7e9, "{chore} ran at {ran_at}");
+    }
+    assert_no_secret_is_a_label(&quiet);
+}
+on_every_store!(metrics_equal_what_happened and mysql and redis);
+
+async fn create_replay_and_misuse(gateway: &Gateway) {
     // Five records are created; three requests are replayed from memory.
     for n in 0..5 {
         assert_eq!(gateway.call(&pay(&format!("a{n}")).fixture("status=201")).await.status, 201);
@@ -70,7 +96,10 @@ async fn metrics_equal_what_happened(on: On) {
         assert_problem(&gateway.call(&pay(&format!("a{n}")).body("six")).await, 422, "key-reused");
     }
     assert_problem(&gateway.call(&TestRequest::post("/payments/x").body("five")).await, 400, "key-missing");
-    // The upstream holds one request: one duplicate does not wait, another one does.
+}
+
+/// Duplicates a request that the upstream holds: one duplicate does not wait, another one does.
+async fn duplicate_a_held_request(gateway: &Gateway, upstream: &Upstream) {
     let gated = pay("held").fixture("gate;status=201");
     let mut first = gateway.client().await;
     first.send(&gated).await;
@@ -80,12 +109,15 @@ async fn metrics_equal_what_happened(on: On) {
     let mut patient = gateway.client().await;
     patient.send(&gated).await;
     until_async("the duplicate has begun to wait", async || {
-        (samples(&gateway).await["ibid_begin_seconds_count"] >= 8.0).then_some(())
+        (samples(gateway).await["ibid_begin_seconds_count"] >= 8.0).then_some(())
     })
     .await;
     upstream.gate().release(1);
     assert_eq!(first.read().await.expect("an answer").status, 201);
     assert!(is_replay(&patient.read().await.expect("an answer")));
+}
+
+async fn release_lose_and_change_routes(gateway: &Gateway) {
     // A response that releases the key, and the retry that runs again.
     assert_eq!(gateway.call(&pay("free").fixture("status=429")).await.status, 429);
     assert_eq!(gateway.call(&pay("free").fixture("status=201")).await.status, 201);
@@ -96,30 +128,31 @@ async fn metrics_equal_what_happened(on: On) {
     let stripe = TestRequest::post("/stripe").key("s").body("five");
     assert_eq!(gateway.call(&stripe).await.status, 200);
     assert_eq!(gateway.call(&TestRequest::post("/else/secret-path").key("d").body("five")).await.status, 200);
-    // A lease that lapses under its owner, whose late response still counts.
+}
+
+/// Lets a lease lapse under its owner, whose late response still counts.
+async fn outlive_a_lease(gateway: &Gateway, upstream: &Upstream) {
     let short = TestRequest::post("/short").key("late").body("five").fixture("gate;status=201");
     let mut late = gateway.client().await;
     late.send(&short).await;
     upstream.until(|tally| tally.held == 1).await;
     until_async("the lease lapses", async || {
-        (samples(&gateway).await["ibid_zombie_keys_total"] == 1.0).then_some(())
+        (samples(gateway).await["ibid_zombie_keys_total"] == 1.0).then_some(())
     })
     .await;
     upstream.gate().release(1);
     assert_eq!(late.read().await.expect("an answer").status, 201);
     gateway.wait_for_log("a lease lapsed").await;
+}
 
-    let quiet = until_async("all records are counted", async || {
-        let now = samples(&gateway).await;
-        (of(&now, "ibid_records") == ["{state=\"completed\"} 10", "{state=\"unknown\"} 1"]).then_some(now)
-    })
-    .await;
+/// Compares the counts of reservations by their result, and those that must be zero.
+fn assert_reserve_counts(quiet: &Samples) {
     let (payments, stripe) =
         ("{route=\"/payments/{id}\",profile=\"ietf\"}", "{route=\"/stripe\",profile=\"stripe\"}");
     let (short, other) = ("{route=\"/short\",profile=\"ietf\"}", "{route=\"*\",profile=\"ietf\"}");
     let created = [(other, 1), (payments, 8), (short, 1), (stripe, 1)]
         .map(|(labels, count)| format!("{labels} {count}"));
-    assert_eq!(of(&quiet, "ibid_reserve_created_total"), created);
+    assert_eq!(of(quiet, "ibid_reserve_created_total"), created);
     for (name, count) in [
         ("ibid_reserve_replay_total", 4),
         ("ibid_reserve_in_progress_total", 1),
@@ -127,7 +160,7 @@ async fn metrics_equal_what_happened(on: On) {
         ("ibid_reserve_failed_retry_total", 1),
         ("ibid_reserve_unknown_total", 1),
     ] {
-        assert_eq!(of(&quiet, name), [format!("{payments} {count}")], "{name}");
+        assert_eq!(of(quiet, name), [format!("{payments} {count}")], "{name}");
     }
     let none: [&str; 0] = [];
     for name in [
@@ -138,17 +171,17 @@ async fn metrics_equal_what_happened(on: On) {
         "ibid_late_answers_total",
         "ibid_breaker_open",
     ] {
-        assert_eq!(of(&quiet, name), none, "{name}");
+        assert_eq!(of(quiet, name), none, "{name}");
     }
-    assert_eq!(of(&quiet, "ibid_zombie_keys_total"), [" 1"], "the late answer is no second lapse");
-    assert_eq!(gateway.log().matches("a lease lapsed").count(), 1, "one line");
-    let letters = of(&quiet, "ibid_dead_letters");
-    assert_eq!(letters, ["{kind=\"records\"} 1"], "no lookup settles the unknown record");
+}
+
+/// Compares the counts of begins, finishes, waits and runs.
+fn assert_run_counts(quiet: &Samples) {
     // 11 first runs, the released key's second one, two duplicates of `held`, and the retry of `cut`.
-    assert_eq!(of(&quiet, "ibid_begin_seconds_count"), [" 15"]);
-    assert_eq!(of(&quiet, "ibid_finish_seconds_count"), [" 12"]);
-    assert_eq!(of(&quiet, "ibid_wait_seconds_count"), [" 1"]);
-    let ran = of(&quiet, "ibid_run_seconds_count");
+    assert_eq!(of(quiet, "ibid_begin_seconds_count"), [" 15"]);
+    assert_eq!(of(quiet, "ibid_finish_seconds_count"), [" 12"]);
+    assert_eq!(of(quiet, "ibid_wait_seconds_count"), [" 1"]);
+    let ran = of(quiet, "ibid_run_seconds_count");
     let runs = [
         "{route=\"*\",outcome=\"answered\"} 1",
         "{route=\"/payments/{id}\",outcome=\"answered\"} 8",
@@ -157,18 +190,15 @@ async fn metrics_equal_what_happened(on: On) {
         "{route=\"/stripe\",outcome=\"answered\"} 1",
     ];
     assert_eq!(ran, runs);
-    assert_eq!(upstream.deliveries_begun(), 12, "one run, one delivery");
-    for chore in ["sweeper", "reaper"] {
-        let ran_at = quiet[&format!("ibid_chore_last_run_seconds{{chore=\"{chore}\"}}")];
-        assert!(ran_at > 1.7e9, "{chore} ran at {ran_at}");
-    }
+}
+
+fn assert_no_secret_is_a_label(quiet: &Samples) {
     for sample in quiet.keys() {
         for secret in ["secret-path", "a0", "held", "free", "cut"] {
             assert!(!sample.contains(secret), "{sample}");
         }
     }
 }
-on_every_store!(metrics_equal_what_happened and mysql and redis);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_lapse_first_seen_by_a_request_is_counted_once() {

@@ -61,10 +61,7 @@ struct Scene {
 }
 
 async fn everything_settles(database: TestDatabase) {
-    let seed = match std::env::var("IBID_SEED") {
-        Ok(seed) => seed.parse().expect("a number"),
-        Err(_) => RandomState::new().hash_one(0u8),
-    };
+    let seed = draw_seed();
     println!("IBID_SEED={seed}");
     let provider = CardProcessor::start(ProcessorOptions {
         faults: ChargeFaults::parse(FAULTS).expect("faults"),
@@ -100,14 +97,7 @@ async fn everything_settles(database: TestDatabase) {
         match event {
             News::Answered(answer) => {
                 answers += 1;
-                // Two clients use this key, and both must get the same response.
-                let before = completed.get(&answer.request.key).map(|before| before.body.clone());
-                assert!(
-                    before.is_none_or(|before| before == answer.body),
-                    "{:?} has two different responses",
-                    answer.request
-                );
-                completed.insert(answer.request.key.clone(), answer);
+                record_response(&mut completed, answer);
                 for _ in crashes.extract_if(.., |at| *at == answers) {
                     println!("after {answers} responses: the database crashes");
                     let _guard = scene.starting.lock().await;
@@ -128,8 +118,30 @@ async fn everything_settles(database: TestDatabase) {
     assert_eq!((deaths, crashes), (2 * LIVES, vec![]));
     assert!(answers >= CLIENTS * REQUESTS, "{answers}");
     world.assert_each_ran_once(nodes[0].address, completed.into_values().collect()).await;
+    assert_faults_happened(&world, &scene, answers).await;
+}
 
-    // Proves that the faults happened: without them, the assertions above would hold trivially.
+/// Returns the seed that `IBID_SEED` sets, or else a random one.
+fn draw_seed() -> u64 {
+    match std::env::var("IBID_SEED") {
+        Ok(seed) => seed.parse().expect("a number"),
+        Err(_) => RandomState::new().hash_one(0u8),
+    }
+}
+
+/// Stores a response under its key. Two clients use each key, and both must get the same response.
+fn record_response(completed: &mut HashMap<String, CompletedRequest>, answer: CompletedRequest) {
+    let before = completed.get(&answer.request.key).map(|before| before.body.clone());
+    assert!(
+        before.is_none_or(|before| before == answer.body),
+        "{:?} has two different responses",
+        answer.request
+    );
+    completed.insert(answer.request.key.clone(), answer);
+}
+
+/// Proves that the faults happened: without them, the other assertions would hold trivially.
+async fn assert_faults_happened(world: &World, scene: &Scene, answers: usize) {
     let cut = scene.cut.load(Ordering::Relaxed);
     let (_, list) = world.provider.get("/charges").await;
     let (asked, charged) = (list["requests"].as_u64().expect("a number"), list["count"].as_u64());

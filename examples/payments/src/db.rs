@@ -3,15 +3,17 @@
 //! Every statement runs on PostgreSQL, on MySQL and MariaDB, and on SQLite. With one database, use its `SqlxPostgres`,
 //! `SqlxMysql` or `SqlxSqlite` instead of [`Db`], and write statements without `on_database!` and [`Db::sql`].
 
+#[cfg(feature = "mysql")]
+mod mysql;
+#[cfg(feature = "postgres")]
+mod postgres;
+
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ibid::prelude::*;
 use sqlx::AssertSqlSafe;
-#[cfg(feature = "mysql")]
-use sqlx::mysql::MySqlPoolOptions;
-#[cfg(feature = "postgres")]
-use sqlx::postgres::PgPoolOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous};
 
 /// The database, with a pool of connections. Clones share it.
@@ -50,23 +52,20 @@ impl Db {
         match url.split_once(':') {
             Some(("sqlite", path)) => open_sqlite(path.to_owned()).await,
             #[cfg(feature = "postgres")]
-            Some(("postgres" | "postgresql", _)) => open_postgres(url).await,
+            Some(("postgres" | "postgresql", _)) => postgres::open(url).await,
             #[cfg(feature = "mysql")]
-            Some(("mysql", _)) => open_mysql(url).await,
+            Some(("mysql", _)) => mysql::open(url).await,
             _ => Err("this build has no such database: use `sqlite:PATH`".into()),
         }
     }
 
-    /// Returns the text of a statement for this database. Its parameters `$1` to `$9` must be in this order: MySQL knows
+    /// Returns the text of a statement for this database. Its parameters `$1`, `$2`, … must be in this order: MySQL knows
     /// only `?`.
-    pub fn sql(&self, text: &'static str) -> AssertSqlSafe<String> {
+    pub fn sql(&self, text: &'static str) -> AssertSqlSafe<Cow<'static, str>> {
         match self {
             #[cfg(feature = "mysql")]
-            Db::Mysql(_) => {
-                let question_mark = |text: String, n| text.replace(&format!("${n}"), "?");
-                AssertSqlSafe((1..=9).fold(text.to_owned(), question_mark))
-            }
-            _ => AssertSqlSafe(text.to_owned()),
+            Db::Mysql(_) => AssertSqlSafe(mysql::question_marks(text).into()),
+            _ => AssertSqlSafe(text.into()),
         }
     }
 
@@ -94,29 +93,6 @@ async fn open_sqlite(path: String) -> Result<(Arc<dyn Store>, Db), BoxError> {
     Ok((Arc::new(store), Db::Sqlite(SqlxSqlite(pool))))
 }
 
-#[cfg(feature = "postgres")]
-async fn open_postgres(url: &str) -> Result<(Arc<dyn Store>, Db), BoxError> {
-    let store = PostgresStore::open(url, PostgresOptions::default()).await?;
-    let pool = PgPoolOptions::new().max_connections(SERVER_CONNECTIONS_MAX).acquire_timeout(WAIT_MAX);
-    let pool = pool.connect(url).await?;
-    // Several nodes may do this at once. `create … if not exists` alone can then fail, so a lock comes first.
-    let mut tx = pool.begin().await?;
-    sqlx::query("select pg_advisory_xact_lock($1)").bind(SCHEMA_LOCK).execute(&mut *tx).await?;
-    sqlx::raw_sql(schema("text", "uuid")).execute(&mut *tx).await?;
-    tx.commit().await?;
-    Ok((Arc::new(store), Db::Postgres(SqlxPostgres(pool))))
-}
-
-#[cfg(feature = "mysql")]
-async fn open_mysql(url: &str) -> Result<(Arc<dyn Store>, Db), BoxError> {
-    let store = MysqlStore::open(url, MysqlOptions::default()).await?;
-    let pool = MySqlPoolOptions::new().max_connections(SERVER_CONNECTIONS_MAX).acquire_timeout(WAIT_MAX);
-    let pool = pool.connect(url).await?;
-    // No lock: the server itself lets one node at a time create a table.
-    sqlx::raw_sql(schema("varchar(255) collate utf8mb4_bin", "binary(16)")).execute(&pool).await?;
-    Ok((Arc::new(store), Db::Mysql(SqlxMysql(pool))))
-}
-
 /// Returns the statements that create the tables. The database must compare the type `text` byte by byte, so that `ann` and
 /// `Ann` are two accounts, and must store the 16 bytes of a record's id as the type `record_id`.
 fn schema(text: &str, record_id: &str) -> AssertSqlSafe<String> {
@@ -129,10 +105,6 @@ const SQLITE_CONNECTIONS_MAX: u32 = 4;
 /// Connections of a node to a database server: enough to keep a small server busy. A large one is shared by several nodes.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 const SERVER_CONNECTIONS_MAX: u32 = 16;
-
-/// Key of the advisory lock around schema changes: `payments` in ASCII, so that no other program uses it by chance.
-#[cfg(feature = "postgres")]
-const SCHEMA_LOCK: i64 = 0x7061_796d_656e_7473;
 
 /// Upper bound for the wait for a connection or for SQLite's write lock.
 ///

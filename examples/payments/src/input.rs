@@ -11,6 +11,7 @@ use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
 use http::{Method, StatusCode};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -29,9 +30,10 @@ pub struct NewPayment {
 }
 
 /// A valid request to book and pay a ride.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct NewRide {
     /// The payer and the amount.
+    #[serde(flatten)]
     pub payment: NewPayment,
     /// Start of the ride.
     pub origin: String,
@@ -39,86 +41,62 @@ pub struct NewRide {
     pub destination: String,
 }
 
-/// The fields of both requests, as they were sent.
-///
-/// serde refuses a field that occurs twice. Parsers that keep the first or the last of two would let a proxy or an audit log
-/// see another amount than the one that is charged.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct SentFields {
-    customer_id: Option<Value>,
-    amount_cents: Option<Value>,
-    currency: Option<Value>,
-    origin: Option<Value>,
-    destination: Option<Value>,
-    #[serde(flatten)]
-    unknown: Map<String, Value>,
-    /// Each invalid field, and what it must be.
-    #[serde(skip)]
-    errors: Vec<Value>,
-}
-
-/// A request that is read from its fields.
-pub trait Input: Sized {
-    /// Takes the fields of this request. Returns `None` if one is invalid; `sent.errors` then has all invalid ones.
-    fn read(sent: &mut SentFields) -> Option<Self>;
+/// A request that is read from the JSON object in a body.
+pub trait Input: DeserializeOwned {
+    /// The fields of the request; all are required.
+    const FIELDS: &'static [Field];
 }
 
 impl Input for NewPayment {
-    fn read(sent: &mut SentFields) -> Option<NewPayment> {
-        let customer_id = text(sent.customer_id.take());
-        // `10.0` and `1e3` are refused, because a rule that accepts these has to say how it rounds `10.005`.
-        let amount_cents = sent.amount_cents.take().and_then(|sent| sent.as_i64()).filter(|cents| *cents > 0);
-        let currency = text(sent.currency.take()).filter(|code| CURRENCIES.contains(&code.as_str()));
-        // All fields are checked before the first `?`, so that every mistake is reported at once.
-        sent.check("customerId", &customer_id, TEXT_RULE);
-        sent.check("amountCents", &amount_cents, "must be a whole number of cents, from 1 to 2^63 - 1");
-        sent.check("currency", &currency, &format!("must be one of {}", CURRENCIES.join(", ")));
-        Some(NewPayment { customer_id: customer_id?, amount_cents: amount_cents?, currency: currency? })
-    }
+    const FIELDS: &'static [Field] = &[CUSTOMER_ID, AMOUNT_CENTS, CURRENCY];
 }
 
 impl Input for NewRide {
-    fn read(sent: &mut SentFields) -> Option<NewRide> {
-        let payment = NewPayment::read(sent);
-        let (origin, destination) = (text(sent.origin.take()), text(sent.destination.take()));
-        sent.check("origin", &origin, TEXT_RULE);
-        sent.check("destination", &destination, TEXT_RULE);
-        Some(NewRide { payment: payment?, origin: origin?, destination: destination? })
-    }
+    const FIELDS: &'static [Field] = &[CUSTOMER_ID, AMOUNT_CENTS, CURRENCY, ORIGIN, DESTINATION];
 }
 
-impl SentFields {
-    fn check<T>(&mut self, field: &str, value: &Option<T>, rule: &str) {
-        if value.is_none() {
-            self.errors.push(json!({ "field": field, "detail": rule }));
-        }
-    }
+/// The name of a field, what its value must be, and whether a value is that.
+type Field = (&'static str, &'static str, fn(&Value) -> bool);
+
+/// Returns whether the value satisfies [`AMOUNT_RULE`]. `10.0` and `1e3` do not, because a rule that accepts these has to say
+/// how it rounds `10.005`.
+fn is_amount(sent: &Value) -> bool {
+    sent.as_i64().is_some_and(|cents| cents > 0)
 }
 
-/// Returns a text that satisfies [`TEXT_RULE`].
-fn text(sent: Option<Value>) -> Option<String> {
-    let text = sent?.as_str()?.to_owned();
+/// Returns whether the value satisfies [`CURRENCY_RULE`].
+fn is_currency(sent: &Value) -> bool {
+    matches!(sent.as_str(), Some("AUD" | "CAD" | "CHF" | "EUR" | "GBP" | "JPY" | "SEK" | "USD"))
+}
+
+/// Returns whether the value satisfies [`TEXT_RULE`].
+fn is_short_text(sent: &Value) -> bool {
     // PostgreSQL cannot store a NUL, and no name or address needs another control character.
-    let is_printable = !text.trim().is_empty() && !text.contains(char::is_control);
-    (is_printable && text.len() <= TEXT_BYTES_MAX).then_some(text)
+    sent.as_str().is_some_and(|text| {
+        !text.trim().is_empty() && !text.contains(char::is_control) && text.len() <= TEXT_BYTES_MAX
+    })
 }
 
 /// Parses a body, or returns a problem that lists every invalid field.
 pub fn parse<T: Input>(body: &[u8]) -> Result<T, Problem> {
-    let mut sent: SentFields = serde_json::from_slice(body)
-        .map_err(|error| Problem::new(StatusCode::BAD_REQUEST, &error.to_string()))?;
-    let input = T::read(&mut sent);
-    // An unknown field is most likely a misspelt one. Ignoring it would execute another request than the client meant.
-    for (field, left) in [("origin", &sent.origin), ("destination", &sent.destination)] {
-        if left.is_some() {
-            sent.unknown.insert(field.to_owned(), Value::Null);
+    let unreadable = |error: serde_json::Error| Problem::new(StatusCode::BAD_REQUEST, &error.to_string());
+    let mut sent: Map<String, Value> = serde_json::from_slice(body).map_err(unreadable)?;
+    let mut errors = Vec::new();
+    for (field, rule, is_valid) in T::FIELDS {
+        if !sent.remove(*field).is_some_and(|value| is_valid(&value)) {
+            errors.push(json!({ "field": field, "detail": rule }));
         }
     }
-    for field in std::mem::take(&mut sent.unknown).keys() {
-        sent.check::<()>(field, &None, "is not a field of this request");
+    // An unknown field is most likely a misspelt one. Ignoring it would execute another request than the client meant.
+    for field in sent.keys() {
+        errors.push(json!({ "field": field, "detail": "is not a field of this request" }));
     }
-    input.filter(|_| sent.errors.is_empty()).ok_or_else(|| Problem::invalid(sent.errors))
+    if !errors.is_empty() {
+        return Err(Problem::invalid(errors));
+    }
+    // serde refuses a field that occurs twice. Parsers that keep the first or the last of two would let a proxy or an audit
+    // log see another amount than the one that is charged.
+    serde_json::from_slice(body).map_err(unreadable)
 }
 
 /// Middleware that validates the bodies of the two `POST` routes.
@@ -149,13 +127,21 @@ pub const PAYMENTS: &str = "/payments";
 /// Path of the rides collection.
 pub const RIDES: &str = "/rides";
 
-/// Currencies that the processor can charge.
-const CURRENCIES: [&str; 8] = ["AUD", "CAD", "CHF", "EUR", "GBP", "JPY", "SEK", "USD"];
+const CUSTOMER_ID: Field = ("customerId", TEXT_RULE, is_short_text);
+const AMOUNT_CENTS: Field = ("amountCents", AMOUNT_RULE, is_amount);
+const CURRENCY: Field = ("currency", CURRENCY_RULE, is_currency);
+const ORIGIN: Field = ("origin", TEXT_RULE, is_short_text);
+const DESTINATION: Field = ("destination", TEXT_RULE, is_short_text);
 
 /// Largest text in a request: an id or an address on one line. Every database can store and index as much.
 const TEXT_BYTES_MAX: usize = 255;
 
 const TEXT_RULE: &str = "must be a text of at most 255 bytes on one line";
+
+const AMOUNT_RULE: &str = "must be a whole number of cents, from 1 to 2^63 - 1";
+
+/// Currencies that the processor can charge.
+const CURRENCY_RULE: &str = "must be one of AUD, CAD, CHF, EUR, GBP, JPY, SEK, USD";
 
 /// Largest request body: five fields of at most 255 bytes each, with room for JSON escapes.
 const BODY_BYTES_MAX: usize = 16 << 10;
@@ -189,6 +175,12 @@ mod tests {
         for twice in [r#""amountCents":1,"amountCents":100"#, r#""amountCents":1,"amount\u0043ents":1"#] {
             let body = format!(r#"{{"customerId":"ann",{twice},"currency":"EUR"}}"#);
             assert!(parse::<NewPayment>(body.as_bytes()).is_err(), "{body}");
+        }
+        for twice in [r#""amountCents":1"#, r#""origin":"a""#] {
+            let fields =
+                r#""customerId":"ann","amountCents":1,"currency":"EUR","origin":"a","destination":"b""#;
+            let body = format!("{{{fields},{twice}}}");
+            assert!(parse::<NewRide>(body.as_bytes()).is_err(), "{body}");
         }
     }
 

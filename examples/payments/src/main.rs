@@ -15,13 +15,9 @@ async fn main() -> ExitCode {
     let config = Config::parse();
     let filter = EnvFilter::try_from_env("PAYMENTS_LOG").unwrap_or_else(|_| EnvFilter::new("info,sqlx=warn"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
-    match run(config).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            tracing::error!(error = &*error as &dyn Error, "cannot run");
-            ExitCode::FAILURE
-        }
-    }
+    let Err(error) = run(config).await else { return ExitCode::SUCCESS };
+    tracing::error!(error = &*error as &dyn Error, "cannot run");
+    ExitCode::FAILURE
 }
 
 async fn run(config: Config) -> Result<(), BoxError> {

@@ -4,7 +4,6 @@
 //! "perhaps charged", because only ibid knows whether a repetition is safe.
 
 use std::error::Error as _;
-use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -78,11 +77,13 @@ impl Charge {
 }
 
 /// A call that gave no charge, with the reason, for the log.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChargeError {
     /// The processor refuses the request. An earlier call under this key may still have charged.
+    #[error("{0}")]
     Refused(String),
     /// This call certainly did not charge. It may be repeated.
+    #[error("{why}")]
     NotMade {
         /// Reason, for the log.
         why: String,
@@ -90,20 +91,9 @@ pub enum ChargeError {
         after: Option<Duration>,
     },
     /// This call may have charged. It may be repeated only under the same key, and only if the processor deduplicates.
+    #[error("{0}")]
     Uncertain(String),
 }
-
-impl fmt::Display for ChargeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ChargeError::Refused(why) | ChargeError::NotMade { why, .. } | ChargeError::Uncertain(why) => {
-                f.write_str(why)
-            }
-        }
-    }
-}
-
-impl std::error::Error for ChargeError {}
 
 impl ProcessorClient {
     /// Creates a client that waits at most `timeout` for each response.

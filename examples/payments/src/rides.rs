@@ -129,12 +129,11 @@ async fn charge(
 
 /// Builds the response: 201 for a paid ride, 402 if the card was declined.
 fn response(ride_id: &str, receipt_id: Option<String>) -> Response {
-    let is_paid = receipt_id.is_some();
+    let status = if receipt_id.is_some() { StatusCode::CREATED } else { StatusCode::PAYMENT_REQUIRED };
     let body = match receipt_id {
         Some(id) => json!({ "rideId": ride_id, "status": "succeeded", "receiptId": id }),
         None => json!({ "rideId": ride_id, "status": "failed", "detail": "the card was declined" }),
     };
-    let status = if is_paid { StatusCode::CREATED } else { StatusCode::PAYMENT_REQUIRED };
     (status, [(LOCATION, format!("/rides/{ride_id}"))], Json(body)).into_response()
 }
 

@@ -1,18 +1,13 @@
 //! The outbox and its worker on SQLite with a manual clock: an effect that is enqueued with business rows runs once, or
 //! becomes a dead letter.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use ibid::Ibid;
-use ibid::operator::{Operator, OperatorError};
-use ibid::outbox::{self, CallOutcome, VerifyOutcome, WorkerError, WorkerRound};
+use ibid::operator::Operator;
+use ibid::outbox::{self, CallOutcome, WorkerRound};
 use ibid::outcome::{Begin, Outcome};
-use ibid::store::clock::Clock;
-use ibid::store::memory::MemoryStore;
 use ibid::upkeep::{Retention, reap_once, reap_preview};
-use ibid_core::change::HistoryKind;
-use ibid_core::effect::{EffectFilter, EffectRules, NewEffect};
+use ibid_core::effect::{EffectRules, NewEffect};
 use ibid_core::machine::EffectState::{Claimed, Dead, Discarded, Done, Queued, Unknown};
 use ibid_core::record::State;
 
@@ -27,15 +22,18 @@ mod expiry;
 mod harness;
 #[cfg(all(feature = "mysql", feature = "sqlx-mysql"))]
 mod mysql;
+mod operator_actions;
 mod owed_response;
 #[cfg(all(feature = "postgres", feature = "sqlx-postgres"))]
 mod postgres;
 mod trace_context;
+mod uncertain_calls;
 mod webhook_evidence;
 mod webhook_http;
+mod worker_loop;
 
 use crate::lossy_database::Reply;
-use harness::{Gate, Provider, World, because, made_outcome, not_made};
+use harness::{Provider, World, because, made_outcome, not_made};
 
 #[tokio::test]
 async fn an_effect_enqueued_with_a_business_row_is_carried_out_once() {
@@ -168,101 +166,6 @@ async fn a_dead_letter_blocks_its_aggregate_until_discarded() {
     assert_eq!(states, [Discarded, Done]);
 }
 
-#[tokio::test]
-async fn a_lapsed_repeatable_effect_is_called_again_under_its_key() {
-    let world = World::new().await;
-    world.pay("k", [NewEffect::new("charge", "charge", "").repeatable()]).await;
-    let (gate, silent) = world.silent_worker().await;
-    world.pass(61);
-    let provider = Provider::new("bob", |_| made_outcome());
-    let worker = world.worker(&provider);
-    assert_eq!(worker.run_once().await.unwrap().again, 1, "noticed, and queued again");
-    assert_eq!(world.only_effect().await.state, Queued);
-    world.pass(10);
-    assert_eq!(worker.run_once().await.unwrap().done, 1);
-    assert_eq!(provider.calls()[0].downstream_key, gate.provider.calls()[0].downstream_key);
-    silent.abort();
-}
-
-#[tokio::test]
-async fn a_lapsed_non_repeatable_effect_is_never_called_again() {
-    let world = World::new().await;
-    world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
-    let (_gate, silent) = world.silent_worker().await;
-    world.pass(61);
-    let provider = Provider::new("bob", |_| made_outcome());
-    let worker = world.worker(&provider);
-    assert_eq!(worker.run_once().await.unwrap().dead, 1);
-    world.pass(1_000_000);
-    assert!(worker.run_once().await.unwrap().is_idle());
-    let effect = world.only_effect().await;
-    assert_eq!((effect.state, effect.due_at), (Unknown, None));
-    assert!(provider.calls().is_empty());
-    assert_eq!(world.ledger(), ["bob charge unknown: the worker that held it went silent"]);
-    silent.abort();
-}
-
-#[tokio::test]
-async fn verify_decides_about_an_uncertain_call() {
-    let uncertain = || CallOutcome::Uncertain { why: "reset by peer".into() };
-    for (says, state) in [(VerifyOutcome::Made(harness::a_charge()), Done), (VerifyOutcome::NotMade, Queued)]
-    {
-        let world = World::new().await;
-        let provider = Provider::new("w", move |_| uncertain());
-        provider.will_verify([says]);
-        world.pay("k", [NewEffect::new("charge", "charge", "").verified()]).await;
-        let worker = world.worker(&provider);
-        assert_eq!(worker.run_once().await.unwrap().again, 1);
-        let effect = world.only_effect().await;
-        assert_eq!((effect.state, effect.last_error.as_deref()), (Unknown, Some("reset by peer")));
-        world.pass(59);
-        assert!(worker.run_once().await.unwrap().is_idle(), "not asked before it can have settled");
-        world.pass(17);
-        worker.run_once().await.unwrap();
-        assert_eq!(world.only_effect().await.state, state);
-        assert_eq!(provider.calls().len(), 1);
-    }
-}
-
-#[tokio::test]
-async fn an_effect_verified_as_not_made_is_called_as_if_new() {
-    let world = World::new().await;
-    let provider = Provider::new("w", |call| match call.tries {
-        1 => CallOutcome::Uncertain { why: "time-out".into() },
-        _ => made_outcome(),
-    });
-    provider.will_verify([VerifyOutcome::NotMade]);
-    world.pay("k", [NewEffect::new("charge", "charge", "").verified()]).await;
-    let worker = world.worker(&provider);
-    worker.run_once().await.unwrap();
-    // The key's window has passed at the lookup; no call was made under the key.
-    world.pass(25 * 3600);
-    assert_eq!(worker.run_once().await.unwrap().again, 1);
-    assert_eq!(world.only_effect().await.called_at, None);
-    world.pass(60);
-    assert_eq!(worker.run_once().await.unwrap().done, 1);
-    assert_eq!(provider.calls().len(), 2);
-}
-
-#[tokio::test]
-async fn an_inconclusive_verification_leaves_the_effect_unknown() {
-    let world = World::new().await;
-    let provider = Provider::new("w", |_| CallOutcome::Uncertain { why: "time-out".into() });
-    let rules = NewEffect::new("", "", "").verified().rules.with(|rules| rules.tries_max = 4);
-    world.pay("k", [NewEffect::new("charge", "charge", "").rules(rules)]).await;
-    let worker = world.worker(&provider);
-    worker.run_once().await.unwrap();
-    for _ in 0..2 {
-        world.pass(1000);
-        assert_eq!(worker.run_once().await.unwrap().again, 1);
-    }
-    world.pass(1000);
-    assert_eq!(worker.run_once().await.unwrap().dead, 1);
-    assert_eq!((world.only_effect().await.state, world.only_effect().await.due_at), (Unknown, None));
-    assert_eq!((provider.calls().len(), provider.verify_count()), (1, 3));
-    assert_eq!(world.ledger(), ["w charge unknown: the provider was asked, and could not tell"]);
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_that_comes_back_late_is_refused_with_its_rows() {
     let world = World::new().await;
@@ -343,39 +246,6 @@ async fn tries_end_in_a_dead_letter_with_the_last_error() {
 }
 
 #[tokio::test]
-async fn past_the_key_window_a_repeatable_effect_is_not_called() {
-    let world = World::new().await;
-    let provider = Provider::new("w", |_| not_made("down"));
-    world.pay("k", [NewEffect::new("charge", "charge", "").repeatable()]).await;
-    let worker = world.worker(&provider);
-    worker.run_once().await.unwrap();
-    world.pass(24 * 3600);
-    assert_eq!(worker.run_once().await.unwrap().dead, 1);
-    assert_eq!((world.only_effect().await.state, provider.calls().len()), (Unknown, 1));
-    // With an operator's confirmation it is called all the same.
-    Operator::new(&world.ibid)
-        .retry(world.only_effect().await.seq, &because("the provider has no such charge"))
-        .await
-        .unwrap();
-    worker.run_once().await.unwrap();
-    assert_eq!((world.only_effect().await.state, provider.calls().len()), (Queued, 2));
-}
-
-#[tokio::test]
-async fn panics_and_time_outs_of_a_handler_are_uncertain_calls() {
-    let panics = Provider::new("w", |_| panic!("a bug in the handler"));
-    let hangs = Gate::closed("w").provider;
-    for (provider, said) in [(panics, "the handler panicked"), (hangs, "the call took too long")] {
-        let world = World::new().await;
-        world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
-        let worker = world.building(&provider).timeout(Duration::from_millis(100)).build().unwrap();
-        assert_eq!(worker.run_once().await.unwrap().dead, 1);
-        let effect = world.only_effect().await;
-        assert_eq!((effect.state, effect.last_error.as_deref()), (Unknown, Some(said)));
-    }
-}
-
-#[tokio::test]
 async fn an_effect_that_owes_the_answer_gives_it_to_who_waits() {
     let (world, provider) = (World::new().await, Provider::new("w", |_| made_outcome()));
     world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
@@ -421,70 +291,6 @@ async fn a_call_without_its_owed_answer_leaves_the_record_unknown() {
     world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
     assert_eq!(world.worker(&provider).run_once().await.unwrap().done, 1);
     assert_eq!((world.only_effect().await.state, world.record("k").await.state), (Done, State::Unknown));
-}
-
-#[tokio::test]
-async fn an_operator_moves_only_dead_or_unknown_effects() {
-    let world = World::new().await;
-    world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
-    let seq = world.only_effect().await.seq;
-    let refused = Operator::new(&world.ibid).retry(seq, &because("why not")).await;
-    assert!(matches!(refused, Err(OperatorError::EffectNotNow(Queued))), "{refused:?}");
-    let absent = Operator::new(&world.ibid).discard(seq + 1, &because("no reason")).await;
-    assert!(matches!(absent, Err(OperatorError::NoSuchEffect(_))), "{absent:?}");
-
-    let provider = Provider::new("w", |_| CallOutcome::Refused { why: "no".into() });
-    world.worker(&provider).run_once().await.unwrap();
-    Operator::new(&world.ibid).discard(seq, &because("refunded by hand")).await.unwrap();
-    assert_eq!(world.only_effect().await.state, Discarded);
-    let history = world.ibid.store().browse().unwrap().history(world.record("k").await.id).await.unwrap();
-    let lines: Vec<_> = history.iter().map(|line| (line.what, line.detail.as_str())).collect();
-    assert!(
-        lines.contains(&(
-            HistoryKind::Operator,
-            "effect `charge` discarded, dead to discarded, by ann: refunded by hand"
-        )),
-        "{lines:?}"
-    );
-    assert!(matches!(
-        Operator::new(&world.ibid).retry(seq, &because("no reason")).await,
-        Err(OperatorError::EffectNotNow(Discarded))
-    ));
-}
-
-#[tokio::test]
-async fn an_effect_discarded_during_verify_leaves_its_record_unknown() {
-    let world = World::new().await;
-    let provider = Provider::new("w", |_| CallOutcome::Uncertain { why: "reset".into() });
-    world.owe("k", NewEffect::new("charge", "charge", "").verified().owing()).await;
-    world.worker(&provider).run_once().await.unwrap();
-    assert_eq!(world.record("k").await.state, State::Pending);
-    Operator::new(&world.ibid).discard(world.only_effect().await.seq, &because("give up")).await.unwrap();
-    assert_eq!(world.record("k").await.state, State::Unknown);
-}
-
-#[tokio::test]
-async fn effects_are_listed_by_state_by_record_and_by_page() {
-    let world = World::new().await;
-    world.pay("a", [NewEffect::new("x", "charge", ""), NewEffect::new("y", "mail", "")]).await;
-    world.pay("b", [NewEffect::new("x", "charge", "")]).await;
-    let provider = Provider::new("w", |_| made_outcome());
-    world.worker(&provider).run_once().await.unwrap();
-    let list = |filter| async { Operator::new(&world.ibid).effects(filter).await.unwrap().0 };
-    let usual = EffectFilter::default;
-    assert_eq!(list(usual()).await.len(), 3);
-    assert_eq!(list(usual().with(|filter| filter.state = Some(Done))).await.len(), 2);
-    let record = world.record("a").await.id;
-    assert_eq!(list(usual().with(|filter| filter.record = Some(record))).await.len(), 2);
-    let queued = list(usual().with(|filter| {
-        filter.record = Some(record);
-        filter.state = Some(Queued);
-    }))
-    .await;
-    assert_eq!(queued.iter().map(|effect| &*effect.kind).collect::<Vec<_>>(), ["mail"]);
-    let first = list(usual().with(|filter| filter.limit = 1)).await;
-    let rest = list(usual().with(|filter| filter.after = first[0].seq)).await;
-    assert_eq!((first.len(), rest.len()), (1, 2));
 }
 
 #[tokio::test]
@@ -535,96 +341,6 @@ async fn a_claim_that_got_no_reply_is_not_called_and_given_back() {
         world.pass(10);
         assert_eq!(worker.run_once().await.unwrap().done, 1);
     }
-}
-
-#[tokio::test]
-async fn a_stopping_worker_finishes_an_effect_enqueued_here() {
-    let world = World::new().await;
-    let gate = Gate::closed("w");
-    let hour = Duration::from_secs(3600);
-    let worker = world.building(&gate.provider).poll_every(hour).build().unwrap();
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let running = tokio::spawn(async move { worker.run_until(async { drop(stopped.await) }).await });
-    world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
-    gate.until_reached().await;
-    stop.send(()).unwrap();
-    gate.open();
-    running.await.unwrap();
-    assert_eq!(world.only_effect().await.state, Done);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_effect_of_another_process_is_seen_at_the_next_poll() {
-    let world = World::new().await;
-    let gate = Gate::closed("w");
-    let worker = world.building(&gate.provider).poll_every(Duration::from_millis(20)).build().unwrap();
-    let running = tokio::spawn(async move { worker.run().await });
-    let other = world.another_process().await;
-    other.pay("k", [NewEffect::new("charge", "charge", "")]).await;
-    gate.until_reached().await;
-    // An aborted worker leaves a claim that lapses.
-    running.abort();
-    assert!(running.await.unwrap_err().is_cancelled());
-    assert_eq!(world.only_effect().await.state, Claimed);
-}
-
-#[cfg(feature = "sqlx-sqlite")]
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_goes_through_any_driver() {
-    use ibid::transaction::sqlx_sqlite::{SqlxSqlite, SqlxSqliteTx};
-
-    struct Charge;
-    impl outbox::EffectHandler<SqlxSqliteTx<'static>> for Charge {
-        async fn call(&self, _: &outbox::EffectCall) -> CallOutcome {
-            made_outcome()
-        }
-        async fn record(
-            &self,
-            call: &outbox::EffectCall,
-            _: &outbox::SettledEffect,
-            tx: &mut SqlxSqliteTx<'static>,
-        ) -> Result<(), outbox::BoxError> {
-            let add = sqlx::query("insert into ledger values ('sqlx', ?1, ?2)").bind(&call.name);
-            add.bind(&call.payload[..]).execute(&mut **tx).await?;
-            Ok(())
-        }
-    }
-
-    let world = World::new().await;
-    world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
-    let file = sqlx::sqlite::SqliteConnectOptions::new().filename(world.file());
-    let pool = sqlx::SqlitePool::connect_with(file.busy_timeout(Duration::from_secs(30))).await.unwrap();
-    let builder = outbox::Worker::builder(world.ibid.clone(), SqlxSqlite(pool)).on("charge", Charge);
-    assert_eq!(builder.build().unwrap().run_once().await.unwrap().done, 1);
-    assert_eq!((world.record("k").await.state, world.ledger()), (State::Completed, vec!["sqlx".to_owned()]));
-}
-
-#[tokio::test]
-async fn a_worker_that_can_not_keep_its_promises_is_not_built() {
-    let world = World::new().await;
-    let provider = Provider::new("w", |_| made_outcome());
-    let long = world.building(&provider).timeout(Duration::from_secs(60)).build();
-    assert!(matches!(long, Err(WorkerError::OutlastsLease { .. })), "{long:?}");
-    assert_eq!(world.building(&provider).concurrency(0).build().unwrap_err(), WorkerError::Idle);
-    let memory = Ibid::start(Arc::new(MemoryStore::new(Clock::system())), ibid::Settings::default()).await;
-    let none =
-        ibid::outbox::Worker::builder(memory.unwrap(), world.database()).on("charge", provider).build();
-    assert_eq!(none.unwrap_err(), WorkerError::NoSql);
-}
-
-#[tokio::test]
-async fn takes_go_by_their_indexes() {
-    let world = World::new().await;
-    let plan = world.plan(include_str!("../../src/outbox/sql/sqlite/take.sql"));
-    assert!(plan.contains("ibid_effect_due (kind=? AND state=? AND due_at<?)"), "{plan}");
-    assert!(
-        !plan.contains("SCAN x") && !plan.contains("SCAN e") && !plan.contains("SCAN ibid_effect"),
-        "{plan}"
-    );
-    let plan = world.plan(include_str!("../../src/outbox/sql/sqlite/unblock.sql"));
-    assert!(plan.contains("ibid_effect_order (tenant=? AND aggregate=?)"), "{plan}");
-    let plan = world.plan(include_str!("../../src/outbox/sql/sqlite/commit.sql"));
-    assert!(plan.contains("INTEGER PRIMARY KEY (rowid=?)"), "{plan}");
 }
 
 const DAY: u64 = 24 * 3600;

@@ -1,16 +1,17 @@
 //! The SQLite store, tested by the contract suite and against what only a file can do to it.
 
-use std::io::{BufRead, BufReader, Read};
+mod open;
+mod rival_writers;
+
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use ibid::store::clock::{Clock, ClockSetter};
-use ibid::store::sqlite::{SqliteOpenError, SqliteOptions, SqliteStore};
+use ibid::store::sqlite::{SqliteOptions, SqliteStore};
 use ibid_core::change::{Change, Commit, Draft, HistoryKind};
 use ibid_core::reap::ReapTarget;
 use ibid_core::record::State;
@@ -97,205 +98,6 @@ async fn a_store_that_is_opened_again_has_kept_everything() {
         second.store.put_if_absent("secret", Bytes::from_static(b"t")).await.expect("it is kept"),
         secret
     );
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn two_stores_on_one_file_never_both_win() {
-    let file = File::fresh();
-    let stores = [sqlite_on(&file, |_| {}).store, sqlite_on(&file, |_| {}).store];
-    let names: Arc<Vec<TestRecord>> = Arc::new((0..100).map(|_| TestRecord::fresh()).collect());
-    let runs = stores.clone().map(|store| tokio::spawn(won(store, names.clone())));
-    let mut total = 0;
-    for run in runs {
-        total += run.await.expect("a racer ends").len();
-    }
-    assert_eq!(total, names.len(), "each name has one winner");
-    for name in names.iter() {
-        let [left, right] = &stores;
-        let (left, right) = (load(&**left, name.id).await, load(&**right, name.id).await);
-        assert_eq!(left.map(|stored| stored.record), right.map(|stored| stored.record), "both see the same");
-    }
-}
-
-/// Returns the names that this store won, some in single commits and some in batches.
-async fn won(store: Arc<SqliteStore>, names: Arc<Vec<TestRecord>>) -> Vec<TestRecord> {
-    let mut won = Vec::new();
-    for few in names.chunks(3) {
-        let begin = |name: &TestRecord| answering(insert(name, draft(name, State::InProgress)), b"mine");
-        let fates = commit_all(&*store, few.iter().map(begin).collect()).await;
-        won.extend(few.iter().filter(|name| matches!(fates[&name.id], Commit::Done(_))).cloned());
-    }
-    won
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_processes_on_one_file_never_both_win() {
-    let file = File::fresh();
-    let ours = sqlite_on(&file, |_| {}).store;
-    let mut child = Command::new(std::env::current_exe().expect("this test's binary"))
-        .args(["--exact", "store_sqlite::the_other_process", "--nocapture", "--test-threads=1"])
-        .env(OTHER_PROCESS, file.path())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("a second process starts");
-    let mut lines = BufReader::new(child.stdout.take().expect("its output is ours"));
-    let mut line = String::new();
-    while !line.contains("ready") {
-        line.clear();
-        assert_ne!(
-            lines.read_line(&mut line).expect("its output is read"),
-            0,
-            "it ended before it was ready"
-        );
-    }
-    let ours = won(ours, Arc::new(shared_names())).await.len();
-    let mut rest = String::new();
-    lines.read_to_string(&mut rest).expect("its output is read");
-    assert!(child.wait().expect("it ends").success(), "the other process failed: {rest}");
-    let theirs = rest.split("won ").nth(1).and_then(|text| text.split_whitespace().next());
-    let theirs: usize = theirs.and_then(|count| count.parse().ok()).expect("it says how many it won");
-    assert_eq!(ours + theirs, shared_names().len(), "each name has one winner: ours {ours}, theirs {theirs}");
-}
-
-/// Not a test by itself: the test above runs it in a second process.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_other_process() {
-    let Some(path) = std::env::var_os(OTHER_PROCESS) else { return };
-    let options = SqliteOptions::default().with(|options| {
-        options.busy_timeout = Duration::from_secs(30);
-        options.create = false;
-    });
-    let store = Arc::new(SqliteStore::open(Path::new(&path), options).expect("the store opens"));
-    println!("ready");
-    println!("won {} ", won(store, Arc::new(shared_names())).await.len());
-}
-
-fn shared_names() -> Vec<TestRecord> {
-    (0..300).map(|n| TestRecord::of("both", &format!("key-{n}"))).collect()
-}
-
-const OTHER_PROCESS: &str = "IBID_TEST_OTHER_PROCESS";
-
-#[test]
-fn concurrent_creators_of_one_file_all_open_it() {
-    let file = File::fresh();
-    let line = Barrier::new(8);
-    std::thread::scope(|scope| {
-        for _ in 0..8 {
-            scope.spawn(|| {
-                line.wait();
-                sqlite_on(&file, |_| {});
-            });
-        }
-    });
-}
-
-#[test]
-fn a_file_that_can_not_be_a_store_is_refused_and_left_as_it_is() {
-    type Case = (&'static str, fn(&Path), fn(&SqliteOpenError) -> bool);
-    let cases: [Case; 6] = [
-        (
-            "garbage",
-            |path| std::fs::write(path, [b'x'; 8192]).expect("it is written"),
-            |e| matches!(e, SqliteOpenError::NotADatabase { .. }),
-        ),
-        (
-            "short garbage",
-            |path| std::fs::write(path, b"key,state\n").expect("it is written"),
-            |e| matches!(e, SqliteOpenError::NotADatabase { .. }),
-        ),
-        (
-            "from the future",
-            |path| {
-                let schema = "create table ibid_meta (name text primary key, value blob not null) strict, without rowid;
-                              insert into ibid_meta values ('schema', cast('99' as blob))";
-                sql(path, schema);
-            },
-            |e| matches!(e, SqliteOpenError::FromTheFuture { found: 99, .. }),
-        ),
-        (
-            "a file of the first builds",
-            |path| sql(path, "pragma application_id = 0x69626964; create table record (id blob)"),
-            |e| matches!(e, SqliteOpenError::EarlierBuild { .. }),
-        ),
-        (
-            "tables of an earlier build",
-            |path| {
-                let schema = "create table ibid_meta (name text primary key, value blob not null) strict, without rowid;
-                              insert into ibid_meta values ('schema', cast('5' as blob));
-                              create table ibid_record (row integer primary key, id blob)";
-                sql(path, schema);
-            },
-            |e| matches!(e, SqliteOpenError::EarlierBuild { .. }) && e.to_string().contains("new file"),
-        ),
-        (
-            "ours without a schema",
-            |path| sql(path, "create table ibid_meta (name text primary key, value blob)"),
-            |e| matches!(e, SqliteOpenError::Failed { source, .. } if source.to_string().contains("names no schema")),
-        ),
-    ];
-    for (what, make, expected) in cases {
-        let file = File::fresh();
-        make(&file.path());
-        let before = std::fs::read(file.path()).expect("it is there");
-        let error = SqliteStore::open(&file.path(), SqliteOptions::default()).expect_err(what);
-        assert!(expected(&error), "{what}: {error:?}");
-        assert!(error.to_string().contains("ibid.db"), "{what}: the message names the file: {error}");
-        assert_eq!(std::fs::read(file.path()).expect("it is there"), before, "{what} was changed");
-        assert_eq!(files(&file), ["ibid.db"], "{what} got company");
-    }
-}
-
-#[tokio::test]
-async fn a_newer_schema_that_only_expanded_is_accepted() {
-    let file = File::fresh();
-    drop(sqlite_on(&file, |_| {}));
-    let later = |needs: u32| {
-        let newer = format!(
-            "insert into ibid_meta (name, value) values ('schema', cast('7' as blob)), ('schema_needs', cast('{needs}' as blob))
-             on conflict (name) do update set value = excluded.value"
-        );
-        sql(&file.path(), &newer);
-    };
-    later(1);
-    sql(&file.path(), "alter table ibid_record add column later text");
-    let subject = sqlite_on(&file, |_| {});
-    let names: Vec<TestRecord> = (0..3).map(|_| TestRecord::fresh()).collect();
-    for name in &names {
-        put(&*subject.store, &insert(name, draft(name, State::Unknown))).await;
-    }
-    // A state that this program does not know concerns one record.
-    let unknown = format!("update ibid_record set state = 9 where id = x'{}'", names[0].id);
-    sql(&file.path(), &unknown);
-    let error = subject.store.load(names[0].id).await.expect_err("it is not taken for absent");
-    assert!(!error.is_transient());
-    assert_eq!(list_len(&subject.store, 10).await, 2);
-    let counts = subject.store.browse().expect("it can be browsed").count().await.expect("counts");
-    assert_eq!(counts.by_state[4].value(), Some(2), "unknown ones: {counts:?}");
-    drop(subject);
-    later(2);
-    let error =
-        SqliteStore::open(&file.path(), SqliteOptions::default()).expect_err("a later step contracts");
-    assert!(matches!(error, SqliteOpenError::FromTheFuture { found: 7, known: 1, .. }), "{error:?}");
-}
-
-#[test]
-fn a_missing_file_is_made_only_when_asked() {
-    let file = File::fresh();
-    let options = || SqliteOptions::default().with(|options| options.create = false);
-    let error = SqliteStore::open(&file.path(), options()).expect_err("there is no file");
-    assert!(matches!(error, SqliteOpenError::Missing { .. }), "{error:?}");
-    assert_eq!(files(&file), [""; 0], "nothing was made");
-    std::fs::write(file.path(), b"").expect("it is written");
-    let error = SqliteStore::open(&file.path(), options()).expect_err("an empty file is no store");
-    assert!(matches!(error, SqliteOpenError::NoTables { .. }), "{error:?}");
-    let error =
-        SqliteStore::open(file.0.path(), SqliteOptions::default()).expect_err("a directory is no file");
-    assert!(matches!(error, SqliteOpenError::Failed { .. }), "{error:?}");
-    let nowhere = file.0.path().join("no/such/directory/ibid.db");
-    let error = SqliteStore::open(&nowhere, SqliteOptions::default()).expect_err("there is no directory");
-    assert!(matches!(error, SqliteOpenError::Failed { .. }), "{error:?}");
-    SqliteStore::open(&file.path(), SqliteOptions::default()).expect("an empty file may become a store");
 }
 
 #[tokio::test]
@@ -542,18 +344,4 @@ pub(crate) fn files(file: &File) -> Vec<String> {
         entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
     names.sort();
     names
-}
-
-#[cfg(unix)]
-#[tokio::test]
-async fn only_its_owner_can_read_a_new_database() {
-    use std::os::unix::fs::PermissionsExt;
-    let sqlite = sqlite();
-    let name = TestRecord::fresh();
-    put(&*sqlite.store, &insert(&name, draft(&name, State::InProgress))).await;
-    for tail in ["", "-wal"] {
-        let path = PathBuf::from(format!("{}{tail}", sqlite.file.path().display()));
-        let mode = std::fs::metadata(&path).expect("it is there").permissions().mode();
-        assert_eq!(mode & 0o077, 0, "{}", path.display());
-    }
 }

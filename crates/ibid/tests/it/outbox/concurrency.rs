@@ -1,7 +1,8 @@
 //! Concurrent calls of one worker: how many, and how long each may take.
 
-use ibid::outbox::HandlerLimits;
+use ibid::outbox::{HandlerLimits, WorkerError};
 
+use super::harness::Gate;
 use super::*;
 
 #[tokio::test]

@@ -42,65 +42,82 @@ async fn no_hot_path_statement_scans_a_table(release: PostgresRelease) {
         use_every_verb(store).await;
         let log = server.log();
         let log = &log[before..];
-        for index in ["pkey", "due", "reap"] {
-            assert!(log.contains(&format!("Index Scan using ibid_record_{index}")), "{index} is used");
-        }
-        for (statement, scan) in [
-            ("the hot path: begins of new records", "Tid Scan on ibid_record r"),
-            ("the hot path where only finishes wait", "Tid Scan on ibid_record r"),
-            (
-                "the hot path where only begins wait, and",
-                "Index Scan using ibid_record_pkey on ibid_record r",
-            ),
-            ("Scans records under the policies", "Index Only Scan using ibid_record_reap on ibid_record y"),
-            ("Scans records under the policies", "Index Scan using ibid_record_reap on ibid_record x"),
-            ("Returns records in one state whose due", "Index Scan using ibid_record_due on ibid_record r"),
-            (
-                "Takes one step of the reaper over records",
-                "Index Scan using ibid_record_reap on ibid_record r",
-            ),
-            (
-                "Takes one step of the reaper over policies",
-                "Index Only Scan using ibid_record_reap on ibid_record r",
-            ),
-            ("Counts what an index has", "using ibid_record_due on ibid_record r"),
-            ("Counts records in the state", "Index Scan Backward using ibid_record_reap on ibid_record r"),
-            ("Lists dead letters", "Index Scan using ibid_record_dead on ibid_record r"),
-            ("Lists records in the state", "Index Scan using ibid_record_due on ibid_record r"),
-            ("Lists records in the order of ids", "Index Scan using ibid_record_pkey on ibid_record r"),
-        ] {
-            let plan =
-                log.split("Query Text").find(|plan| plan.to_lowercase().contains(&statement.to_lowercase()));
-            let plan = plan.unwrap_or_else(|| panic!("`{statement}` was not run by store {number}"));
-            assert!(plan.contains(scan), "by store {number}: {plan}");
-        }
-        for table in ["ibid_record", "ibid_body", "ibid_effect", "ibid_event"] {
-            let scan = log.find(&format!("Seq Scan on {table}"));
-            let plan = scan.map(|at| &log[log[..at].rfind("Query Text").unwrap_or(at)..at]);
-            assert_eq!(plan, None, "{table} is scanned by store {number}");
-        }
-        // Not all servers re-check a row's ctid after they waited for it, so the version must be compared too.
-        for (at, _) in log.match_indices("Tid Scan on ibid_record r") {
-            let filter = log[at..].lines().take(5).find(|line| line.contains("Filter:")).unwrap_or_default();
-            for column in ["(id IS DISTINCT FROM v.id)", "(count = ", "= nonce"] {
-                assert!(filter.contains(column), "by store {number}: {filter}");
-            }
-        }
-        for table in ["ibid_record", "ibid_body", "ibid_effect", "ibid_event"] {
-            for (at, _) in log.match_indices(&format!("Scan using {table}_")) {
-                let mut lines = log[at..].lines();
-                let (scan, next) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
-                // The index of dead letters has nothing else, and its count is bounded.
-                assert!(
-                    next.contains("Index Cond")
-                        || scan.contains("ibid_record_dead")
-                        || scan.contains("ibid_effect_dead"),
-                    "{scan}, from one end to the other, by store {number}: {next}"
-                );
-            }
+        check_indexes(log, number);
+        check_no_table_scan(log, number);
+        check_row_location_filters(log, number);
+        check_index_conditions(log, number);
+    }
+}
+
+/// Checks that every index of records is used, and that each statement goes by its own.
+fn check_indexes(log: &str, number: usize) {
+    for index in ["pkey", "due", "reap"] {
+        assert!(log.contains(&format!("Index Scan using ibid_record_{index}")), "{index} is used");
+    }
+    for (statement, scan) in PLANS {
+        let plan =
+            log.split("Query Text").find(|plan| plan.to_lowercase().contains(&statement.to_lowercase()));
+        let plan = plan.unwrap_or_else(|| panic!("`{statement}` was not run by store {number}"));
+        assert!(plan.contains(scan), "by store {number}: {plan}");
+    }
+}
+
+/// Checks that no table is read from its first row to its last.
+fn check_no_table_scan(log: &str, number: usize) {
+    for table in TABLES {
+        let scan = log.find(&format!("Seq Scan on {table}"));
+        let plan = scan.map(|at| &log[log[..at].rfind("Query Text").unwrap_or(at)..at]);
+        assert_eq!(plan, None, "{table} is scanned by store {number}");
+    }
+}
+
+/// Checks that a row that is found by its ctid is compared by its id and version.
+///
+/// Not all servers re-check a row's ctid after they waited for it, so the version must be compared too.
+fn check_row_location_filters(log: &str, number: usize) {
+    for (at, _) in log.match_indices("Tid Scan on ibid_record r") {
+        let filter = log[at..].lines().take(5).find(|line| line.contains("Filter:")).unwrap_or_default();
+        for column in ["(id IS DISTINCT FROM v.id)", "(count = ", "= nonce"] {
+            assert!(filter.contains(column), "by store {number}: {filter}");
         }
     }
 }
+
+/// Checks that no index is read from one end to the other.
+fn check_index_conditions(log: &str, number: usize) {
+    for table in TABLES {
+        for (at, _) in log.match_indices(&format!("Scan using {table}_")) {
+            let mut lines = log[at..].lines();
+            let (scan, next) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+            // The index of dead letters has nothing else, and its count is bounded.
+            assert!(
+                next.contains("Index Cond")
+                    || scan.contains("ibid_record_dead")
+                    || scan.contains("ibid_effect_dead"),
+                "{scan}, from one end to the other, by store {number}: {next}"
+            );
+        }
+    }
+}
+
+const TABLES: [&str; 4] = ["ibid_record", "ibid_body", "ibid_effect", "ibid_event"];
+
+/// Statements, by a part of their first comment, and the scan that each plan has.
+const PLANS: [(&str, &str); 13] = [
+    ("the hot path: begins of new records", "Tid Scan on ibid_record r"),
+    ("the hot path where only finishes wait", "Tid Scan on ibid_record r"),
+    ("the hot path where only begins wait, and", "Index Scan using ibid_record_pkey on ibid_record r"),
+    ("Scans records under the policies", "Index Only Scan using ibid_record_reap on ibid_record y"),
+    ("Scans records under the policies", "Index Scan using ibid_record_reap on ibid_record x"),
+    ("Returns records in one state whose due", "Index Scan using ibid_record_due on ibid_record r"),
+    ("Takes one step of the reaper over records", "Index Scan using ibid_record_reap on ibid_record r"),
+    ("Takes one step of the reaper over policies", "Index Only Scan using ibid_record_reap on ibid_record r"),
+    ("Counts what an index has", "using ibid_record_due on ibid_record r"),
+    ("Counts records in the state", "Index Scan Backward using ibid_record_reap on ibid_record r"),
+    ("Lists dead letters", "Index Scan using ibid_record_dead on ibid_record r"),
+    ("Lists records in the state", "Index Scan using ibid_record_due on ibid_record r"),
+    ("Lists records in the order of ids", "Index Scan using ibid_record_pkey on ibid_record r"),
+];
 
 on_every_release!(a_flight_in_a_session_without_its_settings_writes_nothing);
 async fn a_flight_in_a_session_without_its_settings_writes_nothing(release: PostgresRelease) {

@@ -15,7 +15,8 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 use crate::connections::pay;
-use crate::nodes::{PostgresCpu, SERVER_SETTINGS};
+use crate::database::SERVER_SETTINGS;
+use crate::nodes::PostgresCpu;
 use crate::{BenchError, round_figure, rows};
 
 /// Options of `ibid-bench front`.

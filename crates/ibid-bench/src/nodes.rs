@@ -13,6 +13,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 use crate::connections::pay;
+use crate::database::SERVER_SETTINGS;
 use crate::{BenchError, round_figure, rows};
 
 /// Options of `ibid-bench nodes`.
@@ -181,6 +182,3 @@ const RATE_RATIO_MIN: f64 = 0.75;
 
 /// Unit of the times in `/proc/PID/stat` (`getconf CLK_TCK`): 100 on every Linux platform that ibid is built for.
 const TICKS_PER_SECOND: f64 = 100.0;
-
-/// Settings of a server that is not held up by checkpoints.
-pub(crate) const SERVER_SETTINGS: &[(&str, &str)] = &[("shared_buffers", "512MB"), ("max_wal_size", "4GB")];

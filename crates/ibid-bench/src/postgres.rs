@@ -19,12 +19,13 @@ use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 use tokio_postgres::{Client, NoTls, Statement};
 
+use crate::database::SERVER_SETTINGS;
 use crate::nodes::{PostgresCpu, own_cpu_seconds};
 use crate::store::{histogram, measure};
 use crate::{BenchError, PostgresArgs, fill, payment, round_figure};
 
 pub(crate) async fn run(args: &PostgresArgs) -> Result<(), BenchError> {
-    let settings = [("shared_buffers", "512MB"), ("max_wal_size", "4GB"), ("track_wal_io_timing", "on")];
+    let settings = [SERVER_SETTINGS, &[("track_wal_io_timing", "on")]].concat();
     let server = Postgres::start_on_disk(&settings);
     let seconds = Duration::from_secs(args.seconds);
     for &callers in &args.callers {

@@ -18,6 +18,7 @@ use ibid_testkit::postgres::Postgres;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
+use crate::database::SERVER_SETTINGS;
 use crate::rows::{self, Row, Rows};
 use crate::store::{histogram, measure};
 use crate::{BenchError, ReapArgs, fill, payment};
@@ -123,7 +124,7 @@ fn fill_sqlite(path: &Path, args: &ReapArgs, runtime: &Runtime) -> Result<(), Be
 }
 
 async fn on_postgres(args: &ReapArgs) -> Result<(Value, Value), BenchError> {
-    let server = Postgres::start_on_disk(&[("shared_buffers", "512MB"), ("max_wal_size", "4GB")]);
+    let server = Postgres::start_on_disk(SERVER_SETTINGS);
     let database = server.create_database();
     let store = PostgresStore::open(&server.url_for(&database), PostgresOptions::default()).await?;
     let ibid = payment::engine(Arc::new(store)).await?;

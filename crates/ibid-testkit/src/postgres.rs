@@ -89,7 +89,7 @@ impl Postgres {
     ) -> Postgres {
         let install = Install::find(release);
         let directory = install.new_directory(medium);
-        install.fill(&directory);
+        install.fill(&directory, medium);
         for (name, text) in files {
             install.put(&data(&directory).join(name), text);
         }

@@ -117,19 +117,26 @@ impl Install {
     }
 
     /// Fills the data directory of a new server.
-    pub(super) fn fill(&self, directory: &Path) {
-        let (template, data) = (self.template(), directory.join("data"));
+    pub(super) fn fill(&self, directory: &Path, medium: Medium) {
+        let (template, data) = (self.template(medium), directory.join("data"));
         let _ = fs::create_dir(&data);
         self.hand_over(&data);
         must(Command::new("cp").arg("-a").arg(template.join(".")).arg(data));
     }
 
-    fn template(&self) -> PathBuf {
-        self.files.template(&format!("{TEMPLATE}-{}", self.version), |making| {
+    fn template(&self, medium: Medium) -> PathBuf {
+        // Small segments make a small copy. A benchmark writes gigabytes of log: it has the segments of a new server, because
+        // each switch of segments costs a flush, and the log's buffers are no larger than a segment.
+        let segment_mb = match medium {
+            Medium::Memory => 1,
+            Medium::Disk => 16,
+        };
+        self.files.template(&format!("{TEMPLATE}-{}-{segment_mb}", self.version), |making| {
             self.hand_over(making);
             let mut initdb = self.as_owner("initdb");
-            // Small segments make a small copy. The template need not survive a power cut.
-            initdb.args(["--no-sync", "--wal-segsize=1", "--no-locale", "--encoding=UTF8"]);
+            // The template need not survive a power cut.
+            initdb.args(["--no-sync", "--no-locale", "--encoding=UTF8"]);
+            initdb.arg(format!("--wal-segsize={segment_mb}"));
             initdb.args(["--auth=trust", "--username=postgres", "--pgdata"]).arg(making);
             must(&mut initdb);
         })

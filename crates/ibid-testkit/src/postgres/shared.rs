@@ -11,6 +11,7 @@ use std::sync::{Mutex, OnceLock};
 use super::install::{Install, PostgresRelease};
 use super::{Postgres, data, is_ready, settings_at};
 use crate::program::free_port;
+use crate::server_files::Medium;
 use crate::server_process::{port_of_run, runner, start_kept};
 
 /// Returns a handle on the shared server.
@@ -43,7 +44,11 @@ fn of_run(run: &str) -> (Install, PathBuf, u16) {
     let install = Install::find(PostgresRelease::System);
     let runner = runner();
     let directory = install.shared_directory(runner, run);
-    let port = port_of_run(&directory, || install.fill(&directory), || start(&install, runner, &directory));
+    let port = port_of_run(
+        &directory,
+        || install.fill(&directory, Medium::Memory),
+        || start(&install, runner, &directory),
+    );
     (install, directory, port)
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deadpool::managed::{
-    self, Metrics, Object, PoolError, RecycleError, RecycleResult, TimeoutType, Timeouts,
+    self, Metrics, Object, PoolError, QueueMode, RecycleError, RecycleResult, TimeoutType, Timeouts,
 };
 use ibid_core::store::StoreError;
 
@@ -113,6 +113,8 @@ fn pool<T: PoolTarget>(target: &Arc<T>, is_hot: bool, size: usize) -> Pool<T> {
     let pool = Pool::builder(Manager { target: target.clone(), is_hot })
         .max_size(size)
         .wait_timeout(Some(target.connection_wait()))
+        // A lone caller stays with one session of the server, whose caches are warm.
+        .queue_mode(QueueMode::Lifo)
         // Connecting has its own limits, in the configuration.
         .create_timeout(None)
         .runtime(deadpool::Runtime::Tokio1);

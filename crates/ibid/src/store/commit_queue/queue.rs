@@ -166,16 +166,17 @@ impl<P> Queue<P> {
         finish.into_iter().chain(begin).min().map(|oldest| oldest + PATIENCE)
     }
 
-    /// Takes the next flight, bounded by count and bytes: finishes, and begins unless enough finishes wait and the flight before
-    /// had begins. Changes that are too late are added to `late`.
+    /// Takes the next flight, bounded by count and bytes. If enough of both kinds wait, it has one kind: finishes first, and
+    /// begins if the flight before passed them over. Otherwise it has both. Changes that are too late are added to `late`.
     pub(super) fn take_flight(&mut self, now: Instant, late: &mut Vec<Item>) -> FlightBatch<P> {
         let waiting = self.finishes.len() + self.begins.len();
         let has_begins = self.finishes.len() < ALONE_MIN || self.are_begins_passed;
+        let has_finishes = !(self.are_begins_passed && self.begins.len() >= ALONE_MIN);
         let mut batch: FlightBatch<P> = Vec::with_capacity(waiting.min(BATCH_MAX));
         let mut bytes = 0;
         while batch.len() < BATCH_MAX && bytes < BATCH_BYTES_MAX {
-            let next = self.finishes.pop_front().map(|(item, place)| (item, Some(place)));
-            let Some((item, place)) = next.or_else(|| {
+            let finish = if has_finishes { self.finishes.pop_front() } else { None };
+            let Some((item, place)) = finish.map(|(item, place)| (item, Some(place))).or_else(|| {
                 let begin = if has_begins { self.begins.pop_front() } else { None };
                 begin.map(|item| (item, None))
             }) else {
@@ -258,8 +259,8 @@ pub(in super::super) enum LockWait {
 /// milliseconds, which is what all others in the queue wait.
 const BATCH_MAX: usize = 256;
 
-/// Finishes that fly without begins. A statement for one kind costs the server less, and the begins go with the next flight; with
-/// fewer finishes that flight would cost more than it saves.
+/// Changes of one kind that fly without the other. A statement for one kind costs the server less, and the other kind goes with the
+/// next flight; with fewer changes that flight would cost more than it saves.
 const ALONE_MIN: usize = 8;
 
 /// A flight leaves next to those in the air if it has at least this part of their mean number of changes: half. Without it, a flight with
@@ -336,6 +337,24 @@ mod tests {
             }
             let flight = ids(&queue.take_flight(Instant::now(), &mut late));
             assert_eq!(flight.contains(&begun.id), has_begin, "{} changes", flight.len());
+        }
+    }
+
+    #[test]
+    fn a_flight_has_one_kind_if_enough_of_both_wait() {
+        let (mut queue, mut late) = (Queue::<()>::default(), Vec::new());
+        for _ in 0..2 * ALONE_MIN {
+            queue.push(item(&begin(), None), Path::Begin);
+        }
+        for finishes in [ALONE_MIN, 0, ALONE_MIN] {
+            // The second flight would have finishes, too, if the first had not passed the begins over.
+            for _ in 0..ALONE_MIN {
+                queue.push(item(&begin(), None), Path::Finish(()));
+            }
+            let flight = queue.take_flight(Instant::now(), &mut late);
+            let sent = flight.iter().filter(|(_, place)| place.is_some()).count();
+            assert!(sent == flight.len() || sent == 0, "{sent} finishes of {}", flight.len());
+            assert_eq!(sent >= finishes && sent > 0, finishes > 0, "{sent} finishes");
         }
     }
 

@@ -1,10 +1,12 @@
--- The hot path: begins of new records ($1, their ids $3) and finishes ($2) in one statement, because each statement and each
+-- The hot path: begins of new records ($1) and finishes ($2) in one statement, because each statement and each
 -- flush has a fixed cost. Returns one row: now, the row locations of the begun records in the order of $1, the nonces of the
 -- finished ones, and the stored records whose ids are taken. A change that is in none of these goes by the plain path.
 --
--- Only ids that the snapshot does not show are inserted. If another process inserts one of them at the same moment, the whole
--- statement fails with a unique violation; the caller takes that id out and sends the rest again. Both arrays are in the order
--- of ids, so that two flights never wait for each other.
+-- Of the ids in $3, only those that the snapshot does not show are inserted. A caller that expects no taken id sends none: then
+-- a taken one fails the whole statement with a unique violation, and the caller sends it again with all ids. If another process
+-- inserts an id at the same moment, the statement fails in the same way; the caller takes that id out and sends the rest again.
+-- $1 is in the order of ids, so that two flights never wait for each other. $2 is in the order of row locations: only the
+-- process that began a record sends its finish by location, so no two flights finish the same row.
 --
 -- A finish goes to the row location that its begin returned, so it uses no index. It also touches none, because reap_at, policy
 -- and watch_* keep their values, and flags keep theirs unless the response is not retained. So it can stay in its page. The location may hold another row by now, so id, count

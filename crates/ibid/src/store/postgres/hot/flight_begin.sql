@@ -1,4 +1,4 @@
--- The hot path where only begins wait, and ids may be taken: flight.sql without finishes. The ids are $2.
+-- The hot path where only begins wait: flight.sql without finishes. The ids to look for are $2.
 with clock as materialized (
   select (extract(epoch from statement_timestamp()) * 1000000)::int8 as now
   where current_setting('ibid.settings', true) = 'on'

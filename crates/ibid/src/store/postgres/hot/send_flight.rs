@@ -34,6 +34,7 @@ pub(super) async fn send_flight(core: &StoreCore, batch: LocatedBatch) -> Vec<(I
     };
     let mut left = batch;
     let mut looks = core.taken_ids.may_be_met();
+    let mut waits = 0;
     for _ in 0..TRIES_MAX {
         if left.is_empty() {
             return landed;
@@ -52,8 +53,8 @@ pub(super) async fn send_flight(core: &StoreCore, batch: LocatedBatch) -> Vec<(I
             Err(SendError::Sql(error)) => error,
         };
         // Without a look, an insert also waits for a transaction that has changed the row of a taken id.
-        let are_begins = left.iter().all(|(_, tid)| tid.is_none());
-        let has_waited = are_begins && failure::reach(&error) == Reach::Contended;
+        let culprit = Culprit::of(&error);
+        let has_waited = failure::reach(&error) == Reach::Contended && !culprit.is_finish_of(&left);
         if !looks && (failure::is_taken(&error) || has_waited) {
             // Nothing was written. The same flight finds the taken ids by a look.
             core.taken_ids.note(true);
@@ -72,7 +73,9 @@ pub(super) async fn send_flight(core: &StoreCore, batch: LocatedBatch) -> Vec<(I
                 return landed;
             }
             Reach::Contended | Reach::One => {
-                let (stays, goes) = split(left, &error);
+                let is_lock = failure::reach(&error) == Reach::Contended;
+                waits += u32::from(is_lock);
+                let (stays, goes) = split(left, culprit, is_lock, waits);
                 landed.extend(goes.into_iter().map(|(item, _)| (item, Landing::Plain)));
                 left = stays;
             }
@@ -82,34 +85,51 @@ pub(super) async fn send_flight(core: &StoreCore, batch: LocatedBatch) -> Vec<(I
     landed
 }
 
-/// Splits a flight that failed because of one of its changes: those that fly again, and those that go by the plain path. The
-/// server names the culprit by its id or its row location. If it does not, all begins go, or everything if there are none.
-fn split(batch: LocatedBatch, error: &Error) -> (LocatedBatch, LocatedBatch) {
-    let culprit = failure::violated_id(error).map_or_else(
-        || failure::locked_tid(error).and_then(|text| Tid::parse(&text)).map(Culprit::Tid),
-        |id| Some(Culprit::Id(id)),
-    );
-    let is_culprit = |(item, tid): &(Item, Option<Tid>)| match culprit {
-        Some(Culprit::Id(id)) => tid.is_none() && item.change.id == id,
-        Some(Culprit::Tid(at)) => *tid == Some(at),
-        None => false,
-    };
-    if batch.iter().any(is_culprit) {
-        return batch.into_iter().partition(|change| !is_culprit(change));
-    }
+/// Splits a flight that failed because of one of its changes: those that fly again, and those that go by the plain path.
+/// `is_lock` says that it waited for a lock in vain, and `waits` how often this flight has done so.
+fn split(batch: LocatedBatch, culprit: Culprit, is_lock: bool, waits: u32) -> (LocatedBatch, LocatedBatch) {
     let is_finish = |(_, tid): &(Item, Option<Tid>)| tid.is_some();
+    if batch.iter().any(|change| culprit.is(change)) {
+        // Each locked row costs another wait, and everyone else in the flight waits with it.
+        let goes_all = waits >= LOCK_WAITS_MAX && culprit.is_finish_of(&batch);
+        return batch.into_iter().partition(|change| !culprit.is(change) && !(goes_all && is_finish(change)));
+    }
     // Bad data may be anywhere; a lock that is not named is most likely that of an insert.
-    match failure::reach(error) == Reach::Contended && !batch.iter().all(is_finish) {
+    match is_lock && !batch.iter().all(is_finish) {
         true => batch.into_iter().partition(is_finish),
         false => (Vec::new(), batch),
     }
 }
 
-/// The change that a flight failed for.
+/// The change that a flight failed for, as the server names it.
 #[derive(Clone, Copy)]
 enum Culprit {
+    /// A begin, by its id.
     Id(RecordId),
+    /// A finish, by its row location. For a begin that waits for another insert the server names the new row's, which is no finish's.
     Tid(Tid),
+    Unnamed,
+}
+
+impl Culprit {
+    fn of(error: &Error) -> Culprit {
+        let tid = || failure::locked_tid(error).and_then(|text| Tid::parse(&text));
+        let id = failure::violated_id(error).map(Culprit::Id);
+        id.or_else(|| tid().map(Culprit::Tid)).unwrap_or(Culprit::Unnamed)
+    }
+
+    fn is(self, (item, tid): &(Item, Option<Tid>)) -> bool {
+        match self {
+            Culprit::Id(id) => tid.is_none() && item.change.id == id,
+            Culprit::Tid(at) => *tid == Some(at),
+            Culprit::Unnamed => false,
+        }
+    }
+
+    /// Returns whether it is a finish of this flight.
+    fn is_finish_of(self, batch: &LocatedBatch) -> bool {
+        matches!(self, Culprit::Tid(_)) && batch.iter().any(|change| self.is(change))
+    }
 }
 
 /// A flight that is being sent.
@@ -118,7 +138,7 @@ struct FlightRequest<'a> {
     connection: &'a Connection,
     /// In the order of ids.
     batch: &'a [(Item, Option<Tid>)],
-    /// `true` if begins look for taken ids first.
+    /// `true` if begins look for taken ids first. Otherwise the statement gets no ids to look for.
     looks: bool,
 }
 
@@ -150,18 +170,21 @@ impl FlightRequest<'_> {
                     finishes.push(FinishRow { change, draft, was, tid });
                 }
                 _ => {
-                    ids.push(SqlId(change.id));
+                    if self.looks {
+                        ids.push(SqlId(change.id));
+                    }
                     begins.push(FreshRow { change, draft, policy: numbers.number(&draft.policy) });
                 }
             }
         }
+        // Rows that were begun together are neighbours, so their pages are visited one after the other.
+        finishes.sort_unstable_by_key(|row| row.tid.0);
         let has_bodies = finishes.iter().any(FinishRow::has_large_body);
         let (fresh, finish): (Param<'_>, Param<'_>) = ((&begins, fresh), (&finishes, finish));
         let ids: Param<'_> = (&ids, Type::UUID_ARRAY);
         let (sql, params) = match (begins.is_empty(), finishes.is_empty()) {
             (true, _) if !has_bodies => (FLIGHT_FINISH, vec![finish]),
-            (_, true) if self.looks => (FLIGHT_BEGIN, vec![fresh, ids]),
-            (_, true) => (FLIGHT_INSERT, vec![fresh]),
+            (_, true) => (FLIGHT_BEGIN, vec![fresh, ids]),
             _ if has_bodies => (FLIGHT_BODIES, vec![fresh, finish, ids]),
             _ => (FLIGHT, vec![fresh, finish, ids]),
         };
@@ -268,12 +291,15 @@ const OP: &str = "commit";
 const FLIGHT: &str = include_str!("flight.sql");
 const FLIGHT_BODIES: &str = include_str!("flight_bodies.sql");
 const FLIGHT_BEGIN: &str = include_str!("flight_begin.sql");
-const FLIGHT_INSERT: &str = include_str!("flight_insert.sql");
 const FLIGHT_FINISH: &str = include_str!("flight_finish.sql");
 
 /// Most sends of a flight, each without the changes that failed the one before. Two gateways that begin the same keys at the same moment
 /// take out a few; with more, the plain path is cheaper than rows that are rolled back.
 const TRIES_MAX: u32 = 8;
+
+/// Waits for locks of finished rows (250 ms each) before all finishes of a flight go by the plain path. One locked row is an
+/// accident; two are a transaction that holds many, and each would delay all other changes of the flight again.
+const LOCK_WAITS_MAX: u32 = 2;
 
 #[cfg(test)]
 mod tests {
@@ -300,17 +326,14 @@ bodies as (
         let (clock, end) = (part("with clock", "taken as"), "\nfrom clock c");
         let (taken, begun) = (part("taken as", "begun as"), part("begun as", ",\ndone as"));
         let done = part("done as", "select c.now").replace("$2", "$1");
-        let look = "\n  where w.id <> all (array(select id from taken))";
-        assert!(begun.contains(look));
         let (tids, taken_rows) = ("array(select tid from begun)", "array(select stored from taken)");
         assert_eq!(
-            [FLIGHT_BEGIN, FLIGHT_INSERT, FLIGHT_FINISH].map(statement),
+            [FLIGHT_BEGIN, FLIGHT_FINISH].map(statement),
             [
                 format!(
                     "{clock}{}{begun}\nselect c.now, {tids}, null::int8[], {taken_rows}{end}",
                     taken.replace("$3", "$2")
                 ),
-                format!("{clock}{}\nselect c.now, {tids}{end}", begun.replace(look, "")),
                 format!("{clock}{done}select c.now, null::tid[], array(select nonce from done){end}"),
             ]
         );

@@ -173,7 +173,7 @@ impl MariaDb {
     /// Stops the server's threads where they are: connections stay open, and no statement is answered.
     pub fn freeze(&self) {
         self.must_be_ours();
-        self.running.as_ref().expect("a server that runs").signal(Signal::STOP);
+        self.running.as_ref().expect("a server that runs").stop();
     }
 
     /// Lets a frozen server go on.

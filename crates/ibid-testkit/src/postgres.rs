@@ -209,7 +209,7 @@ impl Postgres {
         self.must_be_ours();
         let Some(running) = self.running.take() else { return };
         // A stopped server starts no more processes.
-        running.signal(Signal::STOP);
+        running.stop();
         // Handles on the processes themselves: a pid may be reused once its process has ended.
         let open = |child| pidfd_open(child, PidfdFlags::empty()).ok();
         let children: Vec<_> = children_of(running.pid()).into_iter().filter_map(open).collect();

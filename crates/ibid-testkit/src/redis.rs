@@ -100,7 +100,7 @@ impl Redis {
 
     /// Stops the server's process without ending it: connections stay, and nothing answers.
     pub fn pause(&self) {
-        self.signal(Signal::STOP);
+        self.running.as_ref().expect("the server runs").stop();
     }
 
     /// Lets a stopped process go on.

@@ -55,11 +55,33 @@ impl ServerProcess {
         let _ = kill_process(self.pid, signal);
     }
 
+    /// Stops it without ending it, and returns once none of its threads runs any more. A thread on another core goes on for a
+    /// moment after the signal, and may still answer.
+    pub(crate) fn stop(&self) {
+        self.signal(Signal::STOP);
+        let until = Instant::now() + READY_WITHIN;
+        while !is_stopped(self.pid) {
+            assert!(Instant::now() < until, "the server does not stop");
+            thread::yield_now();
+        }
+    }
+
     /// Sends it a signal and waits for its end.
     pub(crate) fn end(self, signal: Signal) {
         self.signal(signal);
         let _ = self.keeper.join();
     }
+}
+
+/// Returns whether all threads of a process are stopped, or the process has ended.
+fn is_stopped(pid: Pid) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())) else { return true };
+    threads.flatten().all(|thread| {
+        let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        // The state is behind the name, which is in parentheses and may have any character.
+        let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+        state.is_none_or(|state| matches!(state, 'T' | 't' | 'Z' | 'X'))
+    })
 }
 
 /// Returns the port of the server that the tests of this run share. The first test fills its directory and starts it with

@@ -117,13 +117,15 @@ async fn measure(database: &Database, args: &GrowArgs, keys: u64) -> Result<Map<
     put("dead_letters_ms", median_ms(|| async { Ok(browse.list(dead()).await.map(|_| ())?) }).await?);
     put("sweep_ms", median_ms(|| async { Ok(sweep_once(&ibid).await.map(|_| ())?) }).await?);
     put("begin_p50_us_1", measure_begins(&ibid, 1, length).await?.took.value_at_quantile(0.5) as f64);
+    // The first load after a fill reads and logs pages that stay in memory afterwards.
+    measure_begins(&ibid, args.callers.get(), length).await?;
+    let begins = measure_begins(&ibid, args.callers.get(), length).await?;
+    put("begin_p50_us_many", begins.took.value_at_quantile(0.5) as f64);
+    put("keys_per_second", begins.per_second);
     // Right after a checkpoint the first change of each page logs the page, too.
     checkpoint(database).await?;
     let before = LogPosition::read(database).await?;
-    let begins = measure_begins(&ibid, args.callers.get(), length).await?;
-    let written = begins.took.len().max(1) as f64;
-    put("begin_p50_us_many", begins.took.value_at_quantile(0.5) as f64);
-    put("keys_per_second", begins.per_second);
+    let written = measure_begins(&ibid, args.callers.get(), length).await?.took.len().max(1) as f64;
     if let (Some(before), Some(after)) = (before, LogPosition::read(database).await?) {
         put("wal_bytes_per_key", (after.bytes - before.bytes) as f64 / written);
         put("wal_page_images_per_key", (after.page_images - before.page_images) as f64 / written);

@@ -54,6 +54,7 @@ pub(crate) async fn run(args: &SteadyArgs) -> Result<(), BenchError> {
         verdict["keys_per_second_without"] = without["keys_per_second"].clone();
         verdict["p99_ratio"] = json!(ratio);
         verdict["p99_ok"] = json!(ratio <= P99_RATIO_MAX);
+        verdict["ok"] = json!(ratio <= P99_RATIO_MAX && verdict["rows_ok"] == json!(true));
     }
     println!("{verdict}");
     Ok(())

@@ -129,7 +129,7 @@ impl Ibid {
         Some(outcome)
     }
 
-    /// Like [`Ibid::begin`], but for a request that is not in the cache, and for callers that call [`Attempt::ready`] before they
+    /// Like [`Ibid::begin`], but for a request that is not in the cache, and for callers that call [`Attempt::ensure_lease`] before they
     /// do anything with an attempt. `ask` has a fresh nonce.
     pub(crate) async fn begin_uncached(&self, ask: Arc<BeginRequest>) -> Result<Begin, UnavailableError> {
         let engine = self.engine();

@@ -17,14 +17,14 @@ use ibid_core::refusal::Refusal;
 use ibid_core::scope::{Identity, Operation, Tenant};
 
 use super::admission::{AdmissionPermit, BodyBytes, OverCapacityError};
-use super::layer::Shared;
+use super::layer::LayerState;
 use super::routes::{ReservedBy, Route};
 use super::{MissingIdentityError, TraceContext, original_uri, prefer, repeatability, stored_request};
 
 /// Result of the intake.
 pub(super) enum Intake<B> {
     /// The request can be begun.
-    Taken(Box<GuardedRequest>),
+    Taken(Box<TakenRequest>),
     /// The request has no key and needs none: it passes unguarded.
     Unguarded(Request<B>),
     /// The request is refused.
@@ -32,7 +32,7 @@ pub(super) enum Intake<B> {
 }
 
 /// A request whose body was read.
-pub(super) struct GuardedRequest {
+pub(super) struct TakenRequest {
     /// The request as the client sent it; `ask` holds it too.
     pub(super) asked: Arc<HttpRequestView>,
     pub(super) ask: BeginRequest,
@@ -48,7 +48,7 @@ pub(super) struct GuardedRequest {
 
 /// Takes in one request, whose record is named by `operation`.
 pub(super) async fn take<B>(
-    shared: &Shared,
+    shared: &LayerState,
     route: &Route,
     operation: Operation,
     request: Request<B>,
@@ -60,7 +60,7 @@ where
 }
 
 async fn try_take<B>(
-    shared: &Shared,
+    shared: &LayerState,
     route: &Route,
     operation: Operation,
     request: Request<B>,
@@ -129,7 +129,7 @@ where
     }
     let key = policy.compared_key(key);
     let too_old = repeatability::is_too_old(policy, first_sent);
-    Ok(Intake::Taken(Box::new(GuardedRequest {
+    Ok(Intake::Taken(Box::new(TakenRequest {
         too_old,
         admitted,
         ..to_guarded(shared, route, asked, owner, key)
@@ -143,7 +143,7 @@ struct RequestOwner {
 }
 
 impl RequestOwner {
-    fn find(shared: &Shared, policy: &Policy, head: &Parts) -> Result<RequestOwner, Refusal> {
+    fn find(shared: &LayerState, policy: &Policy, head: &Parts) -> Result<RequestOwner, Refusal> {
         let tenant = shared.tenants.find(head).map_err(|MissingIdentityError| Refusal::TenantMissing)?;
         let principal =
             shared.principal(policy, head).map_err(|MissingIdentityError| Refusal::TenantMissing)?;
@@ -153,12 +153,12 @@ impl RequestOwner {
 
 /// Builds the request that is begun.
 fn to_guarded(
-    shared: &Shared,
+    shared: &LayerState,
     route: &Route,
     asked: HttpRequestView,
     owner: RequestOwner,
     key: Key,
-) -> GuardedRequest {
+) -> TakenRequest {
     let policy = &route.policy;
     let RequestOwner { tenant, principal } = owner;
     let asked = Arc::new(asked);
@@ -190,7 +190,7 @@ fn to_guarded(
         InFlight::Wait => prefer::wait(headers).map_or(policy.wait, |wait| wait.min(policy.wait)),
         InFlight::Conflict | InFlight::Accepted => Duration::ZERO,
     };
-    GuardedRequest { asked, ask, wait, preferred: later && preferred, too_old: false, admitted: None }
+    TakenRequest { asked, ask, wait, preferred: later && preferred, too_old: false, admitted: None }
 }
 
 /// Reads a body to its end, or up to the limit. Trailers are dropped: a key in them is no key.

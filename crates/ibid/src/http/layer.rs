@@ -47,19 +47,19 @@ use crate::identity::IdentitySetting;
 #[derive(Clone)]
 #[must_use = "a layer does nothing until a service is put into it"]
 pub struct IdempotencyLayer {
-    shared: Arc<Shared>,
+    shared: Arc<LayerState>,
 }
 
 /// A service whose guarded requests are executed once; made by [`IdempotencyLayer`].
 #[derive(Clone)]
 pub struct IdempotencyService<S> {
     inner: S,
-    shared: Arc<Shared>,
+    shared: Arc<LayerState>,
 }
 
 /// The settings of a layer, shared by its services and their requests.
 #[derive(Clone)]
-pub(super) struct Shared {
+pub(super) struct LayerState {
     pub(super) ibid: Ibid,
     pub(super) tenants: TenantSource,
     pub(super) principals: PrincipalSource,
@@ -75,7 +75,7 @@ pub(super) struct Shared {
     pub(super) lends_attempts: bool,
 }
 
-impl Shared {
+impl LayerState {
     /// Admits a request, before its body is read.
     pub(super) fn admit(&self, head: &Parts) -> Result<Option<AdmissionPermit>, OverCapacityError> {
         self.admission.as_ref().map(|admission| admission.admit(head)).transpose()
@@ -139,7 +139,7 @@ impl IdempotencyLayer {
         counters::init_reserve_counters(routes.guarded_patterns());
         routes.with_optional_keys().for_each(|route| counters::without_key(route, 0));
         IdempotencyLayer {
-            shared: Arc::new(Shared {
+            shared: Arc::new(LayerState {
                 ibid,
                 tenants,
                 principals: PrincipalSource::none(),
@@ -219,8 +219,8 @@ impl IdempotencyLayer {
         self
     }
 
-    fn with(self, set: impl FnOnce(&mut Shared)) -> IdempotencyLayer {
-        let mut shared = Shared::clone(&self.shared);
+    fn with(self, set: impl FnOnce(&mut LayerState)) -> IdempotencyLayer {
+        let mut shared = LayerState::clone(&self.shared);
         set(&mut shared);
         IdempotencyLayer { shared: Arc::new(shared) }
     }

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::body::ReplyBody;
 use super::cors::MadeBy;
-use super::layer::Shared;
+use super::layer::LayerState;
 use super::render::Reply;
 use super::routes::{self, Ruling, upper_case};
 use super::{original_uri, prefer, render};
@@ -29,7 +29,7 @@ pub(super) fn is_own(path: &str) -> bool {
 }
 
 /// Serves one of ibid's own pages.
-pub(super) async fn serve<B, R>(shared: &Shared, request: Request<R>) -> Reply<B> {
+pub(super) async fn serve<B, R>(shared: &LayerState, request: Request<R>) -> Reply<B> {
     if request.method() == Method::OPTIONS
         && let Some(allowed) = shared.cors.preflight(request.headers())
     {
@@ -52,7 +52,7 @@ pub(super) async fn serve<B, R>(shared: &Shared, request: Request<R>) -> Reply<B
 }
 
 /// Serves `keys/{key}` and `keys/{key}/response`.
-async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Reply<B> {
+async fn key<B, R>(shared: &LayerState, request: Request<R>, rest: &str) -> Reply<B> {
     let (head, _) = request.into_parts();
     let Ok(tenant) = shared.tenants.find(&head) else {
         return render::refusal(Refusal::TenantMissing, Profile::Ietf, None);
@@ -128,7 +128,7 @@ fn advice(view: &StatusView) -> Option<&'static str> {
 }
 
 /// Renders the stored response, or the refusal that a retry would get.
-fn response<B>(shared: &Shared, view: &StatusView, stored: StoredRecord, read_at: Instant) -> Reply<B> {
+fn response<B>(shared: &LayerState, view: &StatusView, stored: StoredRecord, read_at: Instant) -> Reply<B> {
     let profile = stored.record.policy.profile;
     let reason = match view {
         StatusView::Stored => match shared.ibid.engine().replay(stored, read_at) {
@@ -172,7 +172,7 @@ fn state(stored: &StoredRecord, view: &StatusView) -> String {
 }
 
 /// Renders the published policy: what is guarded, how, and for how long.
-fn policy(shared: &Shared) -> String {
+fn policy(shared: &LayerState) -> String {
     let rules: Vec<String> = shared
         .routes
         .rules()

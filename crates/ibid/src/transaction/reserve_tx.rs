@@ -52,7 +52,7 @@ impl Ibid {
         let begin = self.try_inside(ask, database, wait).await;
         let arrival = match &begin {
             Ok(Begin::Skip(outcome)) => outcome.arrival(),
-            Ok(Begin::Run(inside)) => Arrival::of_run(inside.begun().attempt),
+            Ok(Begin::Run(inside)) => Arrival::of_run(inside.begun_record().attempt),
             Err(_) => return begin,
         };
         self.count_request(&identity.tenant, arrival, Instant::now());

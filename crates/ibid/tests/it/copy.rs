@@ -171,7 +171,7 @@ async fn pay(ibid: &Ibid, key: &str) {
     else {
         panic!("`{key}` is new");
     };
-    attempt.ready().await.expect("the lease is new");
+    attempt.ensure_lease().await.expect("the lease is new");
     let done = attempt.finish(Response::plain(201, "text/plain", "paid".to_owned())).await;
     assert!(matches!(done, Outcome::Completed(_)), "{done:?}");
 }
@@ -494,7 +494,7 @@ async fn a_running_request_is_waited_for_and_swept() {
     else {
         panic!("it is new");
     };
-    attempt.ready().await.expect("the lease is new");
+    attempt.ensure_lease().await.expect("the lease is new");
     let id = ask(&ibid, "shop", "running", Policy::default()).id;
     let before = load(&*world.source, id).await.expect("it is stored").record;
     let (source, target) = world.ends();

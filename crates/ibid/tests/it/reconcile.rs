@@ -61,7 +61,7 @@ impl World {
         let Begin::Run(mut attempt) = self.ibid.begin(ask).await.expect("the store answers") else {
             panic!("not to be run")
         };
-        attempt.ready().await.expect("a fresh lease");
+        attempt.ensure_lease().await.expect("a fresh lease");
         attempt.unknown(ErrorCode::TimedOut).await.1
     }
 

@@ -25,7 +25,7 @@ pub use signature::{
 };
 
 use super::body::ReplyBody;
-use super::layer::Shared;
+use super::layer::LayerState;
 use super::routes::{Routes, Ruling};
 use super::{counters, intake, original_uri, render};
 use crate::evidence::{EvidenceReport, EvidenceResult};
@@ -154,7 +154,7 @@ pub(super) fn source(path: &str) -> Option<&str> {
 }
 
 /// Verifies, maps and applies one webhook.
-pub(super) async fn serve<B, R>(shared: &Shared, request: Request<R>) -> Response<ReplyBody<B>>
+pub(super) async fn serve<B, R>(shared: &LayerState, request: Request<R>) -> Response<ReplyBody<B>>
 where
     R: Body<Data = Bytes> + Unpin,
 {

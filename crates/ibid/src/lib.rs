@@ -85,6 +85,8 @@ pub mod prelude;
 
 pub mod telemetry;
 
+mod driver;
+
 mod record_sql;
 
 mod backoff;

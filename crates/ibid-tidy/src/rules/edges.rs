@@ -110,7 +110,8 @@ const EDGES: &[Edge] = &[
     ("ibid::phase", &["ibid::axum", "ibid::http", "ibid::operator", "ibid::store", "ibid::upkeep"]),
     ("ibid::identity", LAYERS),
     ("ibid::axum", &["ibid::engine", "ibid::store", "ibid_core::machine"]),
-    // It serves the stores and callers' transactions, and knows neither.
+    // These serve the stores and callers' transactions, and know neither.
+    ("ibid::driver", LAYERS),
     ("ibid::record_sql", LAYERS),
     ("ibid::front", LAYERS),
     ("ibid::telemetry", LAYERS),

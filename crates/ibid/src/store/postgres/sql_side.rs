@@ -13,7 +13,7 @@ use super::failure::store_error;
 use super::plain::StoreTx;
 use super::read::get;
 use super::{KIND, StoreCore, policies};
-use crate::transaction::pg_client;
+use crate::driver::pg_client;
 
 impl SqlStore for StoreCore {
     fn dialect(&self) -> Dialect {

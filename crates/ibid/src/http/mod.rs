@@ -71,6 +71,7 @@ mod identity;
 mod intake;
 mod layer;
 mod method_override;
+mod original_uri;
 mod otel;
 mod pages;
 mod prefer;
@@ -110,6 +111,8 @@ use ibid_core::policy::Policy;
 use ibid_core::record::RecoveryPoint;
 use ibid_core::scope::Tenant;
 
+use original_uri::{original_uri, set_original_uri};
+
 /// Facts about a guarded request, for its handler; found in the request's extensions.
 #[derive(Clone, Debug)]
 pub struct GuardedRequest {
@@ -137,15 +140,3 @@ pub enum ExecutionHint {
     /// The work may have been done; the response is lost.
     Uncertain,
 }
-
-// The URI as the client sent it, before a nested router cut its prefix off.
-#[cfg(feature = "axum")]
-use crate::axum::{original_uri, set_original_uri};
-
-#[cfg(not(feature = "axum"))]
-fn original_uri<'a>(_: &'a http::Extensions, uri: &'a http::Uri) -> &'a http::Uri {
-    uri
-}
-
-#[cfg(not(feature = "axum"))]
-fn set_original_uri(_: &mut http::Extensions, _: http::Uri) {}

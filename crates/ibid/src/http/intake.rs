@@ -81,13 +81,13 @@ where
         };
     }
     let form = if policy.strict_key { KeyForm::QuotedOnly } else { KeyForm::QuotedOrBare };
-    let is_optional = policy.key == KeyRule::Optional;
     let (head, body) = request.into_parts();
     let mut asked = HttpRequestView { head, body: Bytes::new(), operation };
     let in_head = policy.key_from.find_in_head(&asked, form).map_err(Refusal::KeyInvalid)?;
     let first_sent = repeatability::first_sent(policy, &asked.head.headers)?;
     // In profile `repeatability`, the first-sent field without a key is an error, even if keys are optional.
-    let is_optional = is_optional && !(policy.profile == Profile::Repeatability && first_sent.is_some());
+    let needs_key = policy.profile == Profile::Repeatability && first_sent.is_some();
+    let is_optional = policy.key == KeyRule::Optional && !needs_key;
     // A request whose key is in the source of a previous identity must not run unguarded.
     let may_be_previous = is_optional && shared.previous.may_find_key(&asked);
     if in_head == HeadSearch::Absent && !may_be_previous {
@@ -102,13 +102,8 @@ where
         HeadSearch::NeedsBody | HeadSearch::Absent if is_optional => None,
         _ => Some(RequestOwner::find(shared, policy, &asked.head)?),
     };
-    if declared_length(&asked.head.headers).is_some_and(|length| length > policy.max_request_body) {
-        return Err(Refusal::BodyTooLarge);
-    }
-    let admitted = shared.admit(&asked.head).map_err(|OverCapacityError| Refusal::Overloaded)?;
-    let read = read(body, policy.max_request_body, admitted.as_ref().map(|admitted| &*admitted.body));
-    asked.body =
-        tokio::time::timeout(shared.body_timeout, read).await.unwrap_or(Err(Refusal::BodyTimeout))?;
+    let (body, admitted) = read_admitted(shared, policy, &asked.head, body).await?;
+    asked.body = body;
     let key = match in_head {
         HeadSearch::Found(key) => Some(key),
         _ => policy.key_from.find(&asked, form).map_err(Refusal::KeyInvalid)?,
@@ -120,10 +115,7 @@ where
             false => Err(Refusal::KeyMissing),
         };
     };
-    let owner = match owner {
-        Some(owner) => owner,
-        None => RequestOwner::find(shared, policy, &asked.head)?,
-    };
+    let owner = owner.map_or_else(|| RequestOwner::find(shared, policy, &asked.head), Ok)?;
     if policy.profile == Profile::Repeatability && first_sent.is_none() {
         return Err(Refusal::FirstSentInvalid);
     }
@@ -134,6 +126,22 @@ where
         admitted,
         ..to_guarded(shared, route, asked, owner, key)
     })))
+}
+
+/// Reads the body within the policy's limit, once the request is admitted.
+async fn read_admitted<B: Body<Data = Bytes> + Unpin>(
+    shared: &LayerState,
+    policy: &Policy,
+    head: &Parts,
+    body: B,
+) -> Result<(Bytes, Option<AdmissionPermit>), Refusal> {
+    if declared_length(&head.headers).is_some_and(|length| length > policy.max_request_body) {
+        return Err(Refusal::BodyTooLarge);
+    }
+    let admitted = shared.admit(head).map_err(|OverCapacityError| Refusal::Overloaded)?;
+    let read = read(body, policy.max_request_body, admitted.as_ref().map(|admitted| &*admitted.body));
+    let body = tokio::time::timeout(shared.body_timeout, read).await.unwrap_or(Err(Refusal::BodyTimeout))?;
+    Ok((body, admitted))
 }
 
 /// The tenant that sent the request and, where the policy asks for it, the principal within the tenant.

@@ -423,6 +423,10 @@ pub const KEY_WINDOW: Duration = Duration::from_millis(KEY_WINDOW_MS);
 
 const KEY_WINDOW_MS: u64 = 24 * 3_600_000;
 
+/// Codes of the states in which an effect may need an operator: `unknown` and `dead`.
+pub const OPERATOR_STATE_CODES: [i64; 2] =
+    [EffectState::NEED_OPERATOR[0] as i64, EffectState::NEED_OPERATOR[1] as i64];
+
 /// Largest size of an effect's name, kind and aggregate, in bytes. They are parts of index entries, of which PostgreSQL
 /// allows 2.7 kB; a name that a developer chose or an id of a resource fits.
 pub const NAME_BYTES_MAX: usize = 512;

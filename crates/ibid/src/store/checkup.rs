@@ -5,8 +5,6 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
-use ibid_core::machine::EffectState;
 
 use super::run_times::RunTimes;
 
@@ -205,10 +203,4 @@ pub struct OpenCases {
     pub effects_unknown: u64,
     /// Effects in the state `dead`.
     pub effects_dead: u64,
-}
-
-/// Returns the codes of the states in which effects wait for an operator: unknown and dead.
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
-pub(super) fn effects_for_operators() -> [i64; 2] {
-    EffectState::NEED_OPERATOR.map(|state| i64::from(state.code()))
 }

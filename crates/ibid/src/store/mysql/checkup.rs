@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use bytes::Bytes;
+use ibid_core::effect::OPERATOR_STATE_CODES;
 use ibid_core::record::State;
 use ibid_core::sql::Param;
 use mysql_async::Error;
@@ -12,9 +13,7 @@ use super::open::{self, MysqlVariables};
 use super::row::{self, DbRow};
 use super::target::MysqlTarget;
 use super::{MysqlOpenError, failure, literal, migrate};
-use crate::store::checkup::{
-    Checkup, ClockGap, OpenCases, Role, Schema, Setting, Standby, Standbys, effects_for_operators,
-};
+use crate::store::checkup::{Checkup, ClockGap, OpenCases, Role, Schema, Setting, Standby, Standbys};
 use crate::store::clock::Clock;
 use crate::store::run_times::{POLICIES_MAX, RunRow, RunSampler, RunTimes, SAMPLE_MAX};
 
@@ -124,7 +123,7 @@ async fn setting(connection: &mut MysqlConnection, name: &str) -> Result<Option<
 
 /// Counts what waits for an operator, through indexes.
 async fn open_cases(connection: &mut MysqlConnection) -> Result<OpenCases, Error> {
-    let [effect_unknown, effect_dead] = effects_for_operators().map(Param::I64);
+    let [effect_unknown, effect_dead] = OPERATOR_STATE_CODES.map(Param::I64);
     let [.., unknown] = State::WAITING.map(|state| Param::I64(i64::from(state.code())));
     let params = [effect_unknown, effect_dead, unknown];
     let rows = ask(connection, include_str!("sql/open_cases.sql"), &params).await?;

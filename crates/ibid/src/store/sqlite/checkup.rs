@@ -1,12 +1,13 @@
 //! Looks at a file and writes nothing, so that one which opening would refuse can still be described.
 
+use ibid_core::effect::OPERATOR_STATE_CODES;
 use ibid_core::record::State;
 use rusqlite::Connection;
 
 use super::open::{self, SqliteOpenError, open_error};
 use super::schema::{self, Layout};
 use super::{StoreFile, reader};
-use crate::store::checkup::{Checkup, OpenCases, Role, Schema, Setting, effects_for_operators};
+use crate::store::checkup::{Checkup, OpenCases, Role, Schema, Setting};
 use crate::store::run_times::{POLICIES_MAX, RunRow, RunSampler, RunTimes, SAMPLE_MAX};
 use crate::store::schema_steps::SchemaState;
 
@@ -83,8 +84,7 @@ fn open_cases(connection: &Connection) -> rusqlite::Result<OpenCases> {
     }
     let letters = include_str!("sql/count_dead_letters.sql");
     cases.dead_letters = connection.query_row(letters, [], |row| row.get::<_, i64>(0))?.cast_unsigned();
-    let states = effects_for_operators();
-    let effects = connection.query_row(include_str!("sql/effects.sql"), states, |row| {
+    let effects = connection.query_row(include_str!("sql/effects.sql"), OPERATOR_STATE_CODES, |row| {
         Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get::<_, i64>(1)?.cast_unsigned()))
     });
     (cases.effects_unknown, cases.effects_dead) = effects?;

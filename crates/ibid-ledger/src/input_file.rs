@@ -100,7 +100,12 @@ impl InputFile {
         matches!(&self.rows, Reader::Json { first: None, number: _, .. }) && self.columns.is_empty()
     }
 
-    /// Reads the next line. After a bad line the caller may continue with the next one.
+    /// Reads the next line; `None` at the end of the file. After a bad line the caller may continue with the next one.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the line is no record of the columns that were asked for, or if the file can't be read. A retry of the same
+    /// line is not possible.
     pub fn next_row(&mut self) -> Option<Result<InputRow, InputError>> {
         let InputFile { name, columns, rows } = self;
         match rows {

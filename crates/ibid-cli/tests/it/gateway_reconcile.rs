@@ -279,7 +279,7 @@ fn lost(key: &str) -> TestRequest {
     TestRequest::post("/payments").key(key).fixture("cut=read").body("{}")
 }
 
-/// The same request with a working upstream, for retries.
+/// A retry of [`lost`], with a working upstream.
 fn pay(key: &str) -> TestRequest {
     TestRequest::post("/payments").key(key).fixture("status=201").body("{}")
 }

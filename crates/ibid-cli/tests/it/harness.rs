@@ -77,9 +77,9 @@ pub(crate) struct Setup {
     database: PathBuf,
     /// A PostgreSQL server and the URL of the store on it, instead of the SQLite file.
     server: Option<Arc<Postgres>>,
-    /// The same for MariaDB.
+    /// A MariaDB server with the store, instead of the SQLite file.
     mariadb: Option<Arc<MariaDb>>,
-    /// The same for Redis.
+    /// A Redis server with the store, instead of the SQLite file.
     redis: Option<Arc<Mutex<Redis>>>,
     url: Option<String>,
     variables: Vec<(String, String)>,

@@ -3,7 +3,7 @@
 use super::*;
 
 mod json;
-mod stored;
+mod persistence;
 
 /// A request in a test: a base order, changed as each story needs.
 #[derive(Clone)]

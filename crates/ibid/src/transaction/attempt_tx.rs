@@ -400,7 +400,7 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
         let Some(stamp) = record_sql::apply(tx, change, before, self.held.policy, terms).await? else {
             return Err(TxError::LeaseLost);
         };
-        let stays_in_progress = change.draft.as_ref().is_some_and(|draft| draft.state == State::InProgress);
+        let stays_in_progress = change.draft.as_ref().is_some_and(|draft| draft.state == State::LEASED);
         let (before, done) = if stays_in_progress {
             ("phase.before", "phase.after")
         } else {

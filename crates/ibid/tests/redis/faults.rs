@@ -1,4 +1,4 @@
-//! What a server answers when it cannot take a write, and whether anything was written then.
+//! Servers that cannot take a write: the error that each reports, and that nothing was written then.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};

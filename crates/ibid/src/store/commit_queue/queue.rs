@@ -328,14 +328,14 @@ mod tests {
     #[test]
     fn begins_are_passed_over_once() {
         let (mut queue, mut late) = (Queue::<()>::default(), Vec::new());
-        let begun = begin();
-        queue.push(item(&begun, None), Path::Begin);
+        let first = begin();
+        queue.push(item(&first, None), Path::Begin);
         for has_begin in [false, true] {
             for _ in 0..ALONE_MIN {
                 queue.push(item(&begin(), None), Path::Finish(()));
             }
             let flight = ids(&queue.take_flight(Instant::now(), &mut late));
-            assert_eq!(flight.contains(&begun.id), has_begin, "{} changes", flight.len());
+            assert_eq!(flight.contains(&first.id), has_begin, "{} changes", flight.len());
         }
     }
 

@@ -1,4 +1,4 @@
-//! The same worker on PostgreSQL: many concurrent sessions, locks, isolation levels and a crashing server.
+//! The outbox worker on PostgreSQL: many concurrent sessions, locks, isolation levels and a crashing server.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

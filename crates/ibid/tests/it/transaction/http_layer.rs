@@ -31,7 +31,7 @@ pub(super) fn policy() -> Policy {
 struct Api<A: Adapter> {
     world: Arc<World<A>>,
     app: IdempotencyService<Router>,
-    /// The same router, behind a guard that soon gives up on a handler that hangs.
+    /// The router of `app`, behind a guard that soon gives up on a handler that hangs.
     hasty: IdempotencyService<Router>,
 }
 

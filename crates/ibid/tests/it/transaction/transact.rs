@@ -35,7 +35,7 @@ struct Shop<A: Adapter> {
     world: World<A>,
     db: IsolatedDatabase<A::Db>,
     runs: AtomicU32,
-    /// How many of the next runs meet a concurrent update.
+    /// Number of the next runs that meet a concurrent update.
     conflicts: AtomicU32,
 }
 

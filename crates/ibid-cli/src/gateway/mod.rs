@@ -21,7 +21,7 @@ mod replies;
 pub(crate) mod server;
 mod stall;
 pub(crate) mod tenant;
-pub(crate) mod tls_failure;
+pub(crate) mod tls_error;
 mod untrusted_hops;
 mod upgrade;
 mod upstream_connections;

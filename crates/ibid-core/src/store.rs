@@ -31,6 +31,7 @@ use bytes::Bytes;
 use crate::change::{Change, Commit, HistoryLine, LoadedBody, StoredRecord};
 use crate::evidence::EvidenceStore;
 use crate::fingerprint::SecretId;
+use crate::hex;
 use crate::policy::Policy;
 use crate::reap::{ReapCount, ReapStep, ReapTarget};
 use crate::record::{Nonce, State, Version};
@@ -231,7 +232,7 @@ impl Cursor {
 /// Hexadecimal digits, as operators pass a cursor on.
 impl fmt::Display for Cursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&crate::hex::encode(&self.0))
+        f.write_str(&hex::encode(&self.0))
     }
 }
 
@@ -239,15 +240,10 @@ impl FromStr for Cursor {
     type Err = CursorError;
 
     fn from_str(text: &str) -> Result<Cursor, CursorError> {
-        let is_hex = text.len().is_multiple_of(2) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        if !is_hex || text.len() > CURSOR_TEXT_MAX {
+        if text.len() > CURSOR_TEXT_MAX {
             return Err(CursorError);
         }
-        let pairs = text.as_bytes().chunks(2).filter_map(|pair| std::str::from_utf8(pair).ok());
-        pairs
-            .map(|pair| u8::from_str_radix(pair, 16))
-            .collect::<Result<Vec<u8>, _>>()
-            .map_or(Err(CursorError), |bytes| Ok(Cursor(Bytes::from(bytes))))
+        hex::decode(text).map(|bytes| Cursor(Bytes::from(bytes))).ok_or(CursorError)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Secrets, and what is stored: fingerprints and recipes outlive the program that wrote them.
 
 use super::*;
+use crate::hex;
 
 #[test]
 fn another_secret_makes_another_fingerprint() {
@@ -76,7 +77,7 @@ fn a_recipe_travels_with_its_record() {
         assert_eq!(minicbor::decode::<Recipe>(&bytes).unwrap(), recipe);
     }
     // Pinned: records in stores are read by later programs.
-    assert_eq!(hex(&minicbor::to_vec(Recipe::default()).unwrap()), "8480808000");
+    assert_eq!(hex::encode(&minicbor::to_vec(Recipe::default()).unwrap()), "8480808000");
 }
 
 /// Pinned: a stored fingerprint must match the same request for as long as its record lives, so none of these
@@ -106,21 +107,13 @@ fn stored_fingerprints_stay_valid() {
         ("897125fe54b4e30cd48eb5bea745c953ed4dcb56cfe20fd5335f17859be10499", "2e3233eedef181a553e923778fa69e5376a645d1f77da245918863f0f97dee05", &plain, stripe, &account),
     ];
     for (at, (first, second, recipe, profile, request)) in pinned.into_iter().enumerate() {
-        let made = hex(&secrets().fingerprint(recipe, profile, request).to_bytes());
+        let made = hex::encode(&secrets().fingerprint(recipe, profile, request).to_bytes());
         assert_eq!(made, format!("023c01134d{second}"), "request {at}");
         for stored in [format!("013c01134d{first}"), made] {
-            let stored = Fingerprint::from_bytes(&bytes(&stored)).expect("a known version");
+            let stored =
+                Fingerprint::from_bytes(&hex::decode(&stored).expect("digits")).expect("a known version");
             assert!(secrets().matches(&stored, recipe, profile, request), "request {at}, {stored:?}");
             assert!(!secrets().matches(&stored, recipe, profile, &post("another")), "request {at}");
         }
     }
-}
-
-fn bytes(hex: &str) -> Vec<u8> {
-    let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).expect("two digits");
-    (0..hex.len()).step_by(2).map(byte).collect()
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -217,7 +217,7 @@ impl Refusal {
                  it will not be executed again."
             }
             Refusal::UpstreamUncertain { may_settle: false, .. } => {
-                "The request was sent, and its answer was lost. No automatic check can tell its outcome, so an \
+                "The request was sent, and its response was lost. No automatic check can tell its outcome, so an \
                  operator has to settle it; it will not be executed again."
             }
             _ => self.row().detail,

@@ -463,7 +463,7 @@ fn build_route(draft: RouteDraft, base: &Overlay, advice: &mut ConfigWarning<'_>
     if policy.bind == BindRule::Principal && policy.reconcile.is_some() {
         let problem = "the question of a reconcile rule can't say which principal's key it is about";
         let hint =
-            "leave out `bind = \"principal\"`, or the rule: one principal's answer could settle another's";
+            "leave out `bind = \"principal\"`, or the rule: one principal's response could settle another's";
         reader.refuse_with_hint(draft.reconcile_line, problem, hint);
     }
     check_policy(&policy, &layers, draft.reconcile_line, reader);

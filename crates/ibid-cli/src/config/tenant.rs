@@ -41,7 +41,7 @@ pub(super) fn read_tenant(
     let Some((text, place, line)) = from else {
         if !is_mistyped {
             let failure = Failure::usage("the gateway needs to know whose keys they are: no tenant is configured")
-                .because("two clients may choose the same key, and without a tenant one would get the other's answer")
+                .because("two clients may choose the same key, and without a tenant one would get the other's response")
                 .hint(
                     "give `--tenant header:x-tenant-id`, `--tenant authorization`, or `--tenant none` if there is \
                      one tenant; or `IBID_TENANT`, or `from` under `[tenant]` in the file",

@@ -502,13 +502,13 @@ impl Problem {
         status: StatusCode::BAD_GATEWAY,
         kind: "urn:ibid:problem:outcome-unknown",
         title: "Outcome unknown",
-        detail: "The upstream did not answer as it should. The request may have been executed.",
+        detail: "The response of the upstream can not be used. The request may have been executed.",
     };
     const TIMED_OUT: Problem = Problem {
         status: StatusCode::GATEWAY_TIMEOUT,
         kind: "urn:ibid:problem:outcome-unknown",
         title: "The outcome of the request is unknown",
-        detail: "The request was sent, and no answer came in time.",
+        detail: "The request was sent, and no response came in time.",
     };
     const OVERLOADED: Problem = Problem {
         status: StatusCode::SERVICE_UNAVAILABLE,

@@ -36,7 +36,7 @@ impl Refusal {
                 409,
                 SameKey,
                 "The request is in progress",
-                "A request with this key has not been answered yet. Send the same request again later.",
+                "A request with this key has no response yet. Send the same request again later.",
             ),
             Refusal::OutcomeUnknown { .. } => row(
                 "outcome-unknown",
@@ -44,7 +44,7 @@ impl Refusal {
                 SameKey,
                 "The outcome of the request is unknown",
                 "The first request may have been executed. It is being settled and will not be executed again; the \
-                 same request will get its answer.",
+                 same request will get its response.",
             ),
             Refusal::StoreUnavailable { .. } => row(
                 "store-unavailable",
@@ -85,8 +85,8 @@ impl Refusal {
                 "response-not-retained",
                 410,
                 Never,
-                "The request was executed, and its answer was not kept",
-                "The answer was too large or a stream. The request was executed once and will not be executed again; \
+                "The request was executed, and its response was not kept",
+                "The response was too large or a stream. The request was executed once and will not be executed again; \
                  look at the resource itself.",
             ),
             Refusal::KeyExpired => row(
@@ -94,7 +94,7 @@ impl Refusal {
                 410,
                 NewKey,
                 "The idempotency key has expired",
-                "The first request was answered longer ago than answers are kept. Check its outcome before you \
+                "The first request was completed longer ago than responses are kept. Check its outcome before you \
                  send it under a new key.",
             ),
             Refusal::TenantMissing => row(
@@ -116,8 +116,8 @@ impl Refusal {
                 502,
                 SameKey,
                 "The outcome of the request is unknown",
-                "The request was sent, and its answer was lost. It will not be executed again under this key; the \
-                 same request will get its answer once it is settled.",
+                "The request was sent, and its response was lost. It will not be executed again under this key; the \
+                 same request will get its response once it is settled.",
             ),
             Refusal::HandlerFailed => row(
                 "handler-failed",

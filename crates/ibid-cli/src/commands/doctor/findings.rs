@@ -167,13 +167,15 @@ fn durability(settings: &[Setting], accepted: bool) -> Finding {
     let refused = |setting: &&Setting| setting.is_weak && setting.name != "full_page_writes";
     let weak = words(&mut settings.iter().filter(|setting| setting.is_weak));
     match (settings.iter().any(|setting| refused(&setting)), accepted) {
-        _ if weak.is_empty() => line("durability", Grade::Ok, facts, "what was answered is on disk"),
+        _ if weak.is_empty() => {
+            line("durability", Grade::Ok, facts, "every response that was sent is on disk")
+        }
         (true, false) => line(
             "durability",
             Grade::Bad,
             facts,
             format!(
-                "weak: a crash or a failover may lose what was answered (`{weak}`), and ibid refuses to start: change it, or \
+                "weak: a crash or a failover may lose responses that were sent (`{weak}`), and ibid refuses to start: change it, or \
                  accept the loss with `?durability=weak` in the URL"
             ),
         ),
@@ -182,7 +184,7 @@ fn durability(settings: &[Setting], accepted: bool) -> Finding {
             Grade::Warning,
             facts,
             format!(
-                "weak: a crash or a failover may lose what was answered (`{weak}`): what ran once may run again"
+                "weak: a crash or a failover may lose responses that were sent (`{weak}`): what ran once may run again"
             ),
         ),
     }
@@ -215,7 +217,7 @@ fn replication(standbys: &Standbys) -> Finding {
     let others = named(&|standby| standby.is_synchronous != Some(true));
     if !synchronous.is_empty() {
         let also = if others.is_empty() { String::new() } else { format!(", besides {others}") };
-        let meaning = "a failover to a synchronous standby, and to no other, loses nothing that was answered";
+        let meaning = "a failover to a synchronous standby, and to no other, loses no response that was sent";
         return line(check, Grade::Ok, format!("synchronous: {synchronous}{also}"), meaning);
     }
     if !missing.is_empty() && connected.is_empty() {
@@ -240,7 +242,7 @@ fn replication(standbys: &Standbys) -> Finding {
             check,
             Grade::Warning,
             format!("asynchronous only: {others}"),
-            "a failover may lose acknowledged commits: an answer that was replayed once may run again; make them \
+            "a failover may lose acknowledged commits: a request whose response was replayed may run again; make them \
              synchronous (`synchronous_standby_names` on PostgreSQL, semi-synchronous replication on MySQL)",
         ),
         (count, false) if unseen => line(

@@ -121,7 +121,9 @@ fn only_a_synchronous_standby_keeps_acknowledged_commits() {
     let lossy = with("", vec![standby("a", false)]).remove(0);
     assert_eq!((lossy.0, lossy.1), ("replication", Grade::Warning));
     assert!(
-        lossy.2.contains("may lose acknowledged commits: an answer that was replayed once may run again"),
+        lossy
+            .2
+            .contains("may lose acknowledged commits: a request whose response was replayed may run again"),
         "{}",
         lossy.2
     );

@@ -306,20 +306,37 @@ mod tests {
 
     #[test]
     fn the_statuses_are_those_of_the_contract() {
-        let ietf = |refusal: Refusal| refusal.status(Profile::Ietf);
-        assert_eq!(ietf(Refusal::KeyMissing), 400);
-        assert_eq!(ietf(Refusal::KeyInvalid(KeyError::Empty)), 400);
-        assert_eq!(ietf(Refusal::KeyReused), 422);
-        assert_eq!(ietf(Refusal::RequestInProgress { retry_after: Duration::ZERO }), 409);
-        assert_eq!(ietf(Refusal::OutcomeUnknown { retry_after: None }), 409);
-        assert_eq!(ietf(Refusal::StoreUnavailable { retry_after: Duration::ZERO }), 503);
-        assert_eq!(ietf(Refusal::BodyTooLarge), 413);
-        assert_eq!(ietf(Refusal::ResponseNotRetained), 410);
-        assert_eq!(ietf(Refusal::KeyExpired), 410);
-        assert_eq!(ietf(Refusal::TenantMissing), 401);
-        assert_eq!(ietf(Refusal::UpstreamUncertain { timed_out: false, may_settle: true }), 502);
-        assert_eq!(ietf(Refusal::UpstreamUncertain { timed_out: true, may_settle: true }), 504);
-        assert_eq!(ietf(Refusal::UpstreamUnavailable), 503);
+        for refusal in ALL {
+            // Without a wildcard, so that a new refusal has to be looked up in the contract.
+            let status = match refusal {
+                Refusal::KeyMissing
+                | Refusal::KeyInvalid(_)
+                | Refusal::BodyBroken
+                | Refusal::FirstSentInvalid
+                | Refusal::PathAmbiguous
+                | Refusal::TargetInvalid
+                | Refusal::HostInvalid => 400,
+                Refusal::TenantMissing | Refusal::HookRefused => 401,
+                Refusal::BodyTimeout | Refusal::NeverStarted => 408,
+                Refusal::RequestInProgress { .. } | Refusal::OutcomeUnknown { .. } => 409,
+                Refusal::ResponseNotRetained | Refusal::KeyExpired => 410,
+                Refusal::RequestTooOld => 412,
+                Refusal::BodyTooLarge => 413,
+                Refusal::PathTooLong => 414,
+                Refusal::KeyReused | Refusal::HookUnreadable => 422,
+                Refusal::TooEarly => 425,
+                Refusal::HandlerFailed | Refusal::Abandoned => 500,
+                Refusal::NotRepeatable | Refusal::TransferCoding => 501,
+                Refusal::UpstreamUncertain { timed_out: false, .. } => 502,
+                Refusal::StoreUnavailable { .. } | Refusal::Overloaded | Refusal::UpstreamUnavailable => 503,
+                Refusal::UpstreamUncertain { timed_out: true, .. } => 504,
+            };
+            // Stripe's clients retry a 409 and every 5xx, and those of `repeatability` expect 400.
+            let mismatch = if refusal == Refusal::KeyReused { 400 } else { status };
+            assert_eq!(refusal.status(Profile::Ietf), status, "{refusal:?}");
+            assert_eq!(refusal.status(Profile::Stripe), mismatch, "{refusal:?}");
+            assert_eq!(refusal.status(Profile::Repeatability), mismatch, "{refusal:?}");
+        }
     }
 
     #[test]

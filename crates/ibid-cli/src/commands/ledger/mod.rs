@@ -72,7 +72,7 @@ impl Plan {
             return Err(Failure::usage("`--ours effects` knows itself which of its lines are open").into());
         }
         let is_in_store = !matches!(ours, OurSource::File(_)) || args.dead_letters || args.every.is_some();
-        let store = is_in_store.then(|| config::store_of(&args.place)).transpose()?;
+        let store = is_in_store.then(|| config::store_of(&args.store)).transpose()?;
         if matches!(store, Some(StoreUrl::Memory)) {
             return Err(Failure::usage("a store in memory is gone with its process")
                 .hint("name the store that the gateway uses with `--store`")

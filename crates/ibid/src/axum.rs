@@ -63,7 +63,10 @@ impl IntoResponse for TxResponse {
     fn into_response(self) -> Response {
         let Some(response) = self.into_inner() else { return StatusCode::NO_CONTENT.into_response() };
         let Ok(status) = StatusCode::from_u16(response.status) else {
-            tracing::error!(status = response.status, "a handler responded with a status that is none");
+            tracing::error!(
+                status = response.status,
+                "handler responded with an invalid status; responding 500"
+            );
             return StatusCode::INTERNAL_SERVER_ERROR.into_response();
         };
         let lines = response.headers.iter().filter_map(|(name, value)| {

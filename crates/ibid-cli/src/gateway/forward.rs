@@ -181,7 +181,7 @@ impl Forwarder {
                         );
                     }
                     None => {
-                        tracing::warn!(?fate, error = &error as &dyn StdError, "the upstream did not answer");
+                        tracing::warn!(?fate, error = &error as &dyn StdError, "upstream did not answer");
                     }
                 }
                 if fate == ExecutionHint::NotExecuted {

@@ -224,7 +224,7 @@ async fn an_outcome_that_becomes_unknown_is_logged_and_counted() {
     assert_problem(&gateway.call(&pay("k2", "cut=read")).await, 502, "outcome-unknown");
     gateway.wait_for_log("cause=reset").await;
     let log = gateway.log();
-    let lines: Vec<_> = log.lines().filter(|line| line.contains("an outcome is unknown")).collect();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("outcome unknown;")).collect();
     assert_eq!(lines.len(), 2, "{log}");
     for (line, cause) in lines.iter().zip(["cause=status_503", "cause=reset"]) {
         assert!(line.contains("WARN") && line.contains(cause) && line.contains("method=POST"), "{line}");

@@ -337,7 +337,7 @@ pub(crate) fn count_lapses(change: &Change) {
     let lapses =
         change.history.iter().filter(|line| matches!(line.what, HistoryKind::Lapse | HistoryKind::Takeover));
     for line in lapses {
-        tracing::warn!(record = %change.id.short(), detail = line.detail, "a lease lapsed");
+        tracing::warn!(record = %change.id.short(), detail = line.detail, "lease lapsed");
         counter!(telemetry::ZOMBIE_KEYS).increment(1);
     }
     let became =

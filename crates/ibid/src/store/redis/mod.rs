@@ -196,7 +196,7 @@ impl RedisStore {
     ) -> Vec<Result<Option<StoredRecord>, Failure>> {
         let loads = ids.into_iter().map(async |id| match self.records.load(&id).await {
             Err(Failure::Lasting(error)) => {
-                tracing::error!(record = id.short(), error, "a record can't be read and is passed over");
+                tracing::error!(record = id.short(), error, "record can't be read; passed over");
                 Ok(None)
             }
             loaded => loaded,

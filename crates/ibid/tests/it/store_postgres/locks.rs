@@ -106,15 +106,15 @@ async fn a_change_that_can_not_be_stored_fails_alone() {
     draft.identity = Arc::new(Identity { operation, ..Identity::clone(&draft.identity) });
     let batch: Vec<Arc<Change>> = batch.into_iter().map(Arc::new).collect();
     let unfit = [5, 11];
-    for (place, fate) in commit_each(&store, &batch).await.into_iter().enumerate() {
+    for (index, fate) in commit_each(&store, &batch).await.into_iter().enumerate() {
         match fate {
-            Ok(Commit::Done(_)) => assert!(!unfit.contains(&place)),
-            Err(error) if unfit.contains(&place) => assert!(!error.is_transient(), "no repetition mends it"),
+            Ok(Commit::Done(_)) => assert!(!unfit.contains(&index)),
+            Err(error) if unfit.contains(&index) => assert!(!error.is_transient(), "no repetition mends it"),
             other => panic!("a change in the same batch was not done: {other:?}"),
         }
     }
-    for place in unfit {
-        assert!(load(&*store, batch[place].id).await.is_none(), "nothing of it is stored");
+    for index in unfit {
+        assert!(load(&*store, batch[index].id).await.is_none(), "nothing of it is stored");
     }
 }
 

@@ -46,6 +46,13 @@ pub use tiers::Tiers;
 /// A boxed future: one box per round trip is free, a type parameter in every user's signature is not.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
+/// Longest wait for the reply to a begin after its `send_by`.
+///
+/// In an overloaded store the oldest begins of the queue are sent just before that. Without this wait most of them would be taken for
+/// lost, each would be written over in the background, and the overload would double. A batch of begins takes milliseconds, and
+/// PostgreSQL waits a quarter of a second for a locked row.
+pub const REPLY_GRACE: Duration = Duration::from_millis(250);
+
 /// Records and settings: the part that every store has.
 ///
 /// # Cancel safety
@@ -68,7 +75,8 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// A store that gains by it commits several changes together. One change's failure never touches another's. A change
     /// that has not been sent by `send_by` is dropped, and its error [is unwritten](StoreError::is_unwritten): its
-    /// client has given up.
+    /// client has given up. The error comes as soon as the store reaches the change, or when the future is polled
+    /// [`REPLY_GRACE`] after `send_by`: the caller polls it then, before it takes the change for written.
     ///
     /// # Errors
     ///

@@ -10,7 +10,7 @@ use ibid_core::change::{Change, Commit, Expect, HistoryKind, Stamp, StoredRecord
 use ibid_core::machine::{self, BeginRequest, Decision, Event, Verdict};
 use ibid_core::record::{Nonce, Record, State};
 use ibid_core::scope::RecordId;
-use ibid_core::store::StoreError;
+use ibid_core::store::{REPLY_GRACE, StoreError};
 use ibid_core::time::Timestamp;
 use metrics::counter;
 use tokio::time::Instant;
@@ -48,7 +48,8 @@ impl Settlement {
 }
 
 impl Engine {
-    /// Commits a begin. While its fate is unknown it is sent again with the same nonce, until `deadline`. `at` is now.
+    /// Commits a begin. While its fate is unknown it is sent again with the same nonce, until `deadline`. The reply to a begin that
+    /// was sent in time may take [`REPLY_GRACE`] longer. `at` is now.
     pub(super) async fn commit_begin(
         self: &Arc<Self>,
         ask: &Arc<BeginRequest>,
@@ -61,7 +62,7 @@ impl Engine {
         // A begin that was never sent says nothing about the store.
         let mut refusal = UnavailableError::refused_early(RETRY_AFTER_MIN);
         loop {
-            match self.within(deadline, self.send_begin(change, deadline)).await {
+            match self.within(deadline + REPLY_GRACE, self.send_begin(change, deadline)).await {
                 // The row may be locked by our own first send, whose connection broke while the server still commits it.
                 // Until that is known, this is no answer.
                 Some(Ok(commit)) if sent && is_held_and_due(change, &commit) => {}
@@ -91,7 +92,7 @@ impl Engine {
                         false => UnavailableError::no_reply(),
                     };
                 }
-                // Still queued or in flight: it may yet be written.
+                // In flight: it may yet be written. A begin that is only queued has been given up by the store.
                 None => {
                     sent = true;
                     refusal = UnavailableError::no_reply();

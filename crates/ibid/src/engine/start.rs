@@ -44,7 +44,8 @@ pub struct Settings {
     /// Validity of this process's last read of the store's identity; it reads three times as often, and
     /// `ibid identity change` waits twice as long. The value that the identity was stored with counts for all processes.
     pub identity_valid_for: Duration,
-    /// Longest time that a begin may take. A quick 503 serves the clients of a slow store better.
+    /// Longest time until a begin is sent. One that is sent just before gets its reply within a quarter of a second, or is refused
+    /// like one that was not sent. A quick 503 serves the clients of a slow store better.
     pub begin_timeout: Duration,
     /// Longest time that a response is held back for its record to become durable.
     pub finish_wait: Duration,

@@ -11,6 +11,8 @@ use ibid_core::scope::RecordId;
 use ibid_core::store::StoreError;
 use tokio::sync::oneshot;
 
+use crate::store::send_limit::SendLimit;
+
 /// A change that waits to be sent, and its caller.
 #[derive(Debug)]
 pub(in super::super) struct Item {
@@ -18,7 +20,7 @@ pub(in super::super) struct Item {
     pub(super) reply: oneshot::Sender<Result<Commit, StoreError>>,
     pub(super) queued_at: Instant,
     /// The change is dropped if it has not been sent by then: its client has given up.
-    pub(in super::super) send_by: Option<Instant>,
+    pub(super) limit: Option<SendLimit>,
 }
 
 /// The way by which a change is written.
@@ -175,13 +177,13 @@ impl<P> Queue<P> {
         let mut bytes = 0;
         while batch.len() < BATCH_MAX && bytes < BATCH_BYTES_MAX {
             let next = self.finishes.pop_front().map(|(item, place)| (item, Some(place)));
-            let Some((item, place)) = next.or_else(|| {
+            let Some((mut item, place)) = next.or_else(|| {
                 let begin = if has_begins { self.begins.pop_front() } else { None };
                 begin.map(|item| (item, None))
             }) else {
                 break;
             };
-            if item.is_late(now) {
+            if !item.claim(now) {
                 late.push(item);
                 continue;
             }
@@ -207,8 +209,17 @@ impl<P> Queue<P> {
     }
 
     /// Takes the next change of the plain path. At most `waiting_max` workers wait for row locks at once, so that others are
-    /// left for changes that need not wait.
-    pub(super) fn take_plain(&mut self, waiting_max: usize) -> Option<(Item, LockWait)> {
+    /// left for changes that need not wait. Begins that are too late are added to `late`: they all wait equally long, so they are
+    /// the first of their queue.
+    pub(super) fn take_plain(
+        &mut self,
+        waiting_max: usize,
+        now: Instant,
+        late: &mut Vec<Item>,
+    ) -> Option<(Item, LockWait)> {
+        while let Some(begin) = self.plain_begins.pop_front_if(|begin| begin.is_late(now)) {
+            late.push(begin);
+        }
         if self.waiting_workers < waiting_max
             && let Some(item) = self.contended.pop_front()
         {
@@ -236,12 +247,23 @@ fn too_many<T>(queue: &VecDeque<T>, max: usize) -> Option<&T> {
 impl Item {
     /// Returns whether the change is a begin whose client can give up.
     fn may_be_dropped(&self) -> bool {
-        self.send_by.is_some()
+        self.limit.is_some()
     }
 
-    /// Returns whether the client of an unsent change has given up.
-    pub(super) fn is_late(&self, now: Instant) -> bool {
-        self.send_by.is_some_and(|by| by <= now)
+    /// Returns whether the time of an unsent change is over.
+    fn is_late(&self, now: Instant) -> bool {
+        self.limit.as_ref().is_some_and(|limit| limit.is_over(now))
+    }
+
+    /// Claims the change for sending. Returns `false` if it must not be sent, because it is too late for its client.
+    pub(super) fn claim(&mut self, now: Instant) -> bool {
+        self.limit.as_mut().is_none_or(|limit| limit.claim(now))
+    }
+
+    /// Returns the instant after which the change is not sent.
+    #[cfg(feature = "redis")]
+    pub(in super::super) fn send_by(&self) -> Option<Instant> {
+        self.limit.as_ref().map(SendLimit::send_by)
     }
 }
 
@@ -287,7 +309,8 @@ mod tests {
 
     fn item(change: &Arc<Change>, send_by: Option<Instant>) -> Item {
         let (reply, _) = oneshot::channel();
-        Item { change: change.clone(), reply, queued_at: Instant::now(), send_by }
+        let limit = send_by.map(SendLimit::new);
+        Item { change: change.clone(), reply, queued_at: Instant::now(), limit }
     }
 
     fn begin() -> Arc<Change> {
@@ -348,6 +371,21 @@ mod tests {
     }
 
     #[test]
+    fn late_begins_do_not_wait_behind_plain_changes() {
+        let (mut queue, mut late, now) = (Queue::<()>::default(), Vec::new(), Instant::now());
+        let (first, second) = (begin(), begin());
+        for change in [&first, &second] {
+            queue.push(item(change, None), Path::Plain);
+            queue.push(item(&begin(), Some(now)), Path::Plain);
+        }
+        let (taken, _) = queue.take_plain(1, now, &mut late).expect("a change");
+        assert_eq!((taken.change.id, late.len()), (first.id, 2));
+        let (taken, _) = queue.take_plain(1, now, &mut late).expect("a change");
+        assert_eq!((taken.change.id, late.len()), (second.id, 2));
+        assert!(queue.take_plain(1, now, &mut late).is_none());
+    }
+
+    #[test]
     fn few_changes_wait_for_a_large_flight() {
         let (mut queue, mut late) = (Queue::<()>::default(), Vec::new());
         for _ in 0..9 {
@@ -370,11 +408,10 @@ mod tests {
             queue.defer(item(&begin(), None));
         }
         queue.push(item(&begin(), None), Path::Plain);
-        let waits = |taken: Option<(Item, LockWait)>| taken.map(|(_, wait)| wait);
-        assert_eq!(waits(queue.take_plain(2)), Some(LockWait::Patient));
-        assert_eq!(waits(queue.take_plain(2)), Some(LockWait::Patient));
-        assert_eq!(waits(queue.take_plain(2)), Some(LockWait::Prompt));
-        assert_eq!(waits(queue.take_plain(2)), None);
+        let mut wait = || queue.take_plain(2, Instant::now(), &mut Vec::new()).map(|(_, wait)| wait);
+        let waits = [wait(), wait(), wait(), wait()];
+        let (patient, prompt) = (Some(LockWait::Patient), Some(LockWait::Prompt));
+        assert_eq!(waits, [patient, patient, prompt, None]);
     }
 
     #[test]
@@ -387,9 +424,10 @@ mod tests {
         queue.push(item(&release, None), Path::Plain);
         queue.divert(item(&diverted, Some(now + PATIENCE)));
         queue.defer(item(&contended, None));
+        let mut take = || queue.take_plain(1, now, &mut Vec::new()).map(|(item, _)| item.change.id);
         for next in [&contended, &release, &diverted] {
-            assert_eq!(queue.take_plain(1).map(|(item, _)| item.change.id), Some(next.id));
+            assert_eq!(take(), Some(next.id));
         }
-        assert!(queue.take_plain(1).is_some() && queue.has_plain(), "then the begins");
+        assert!(take().is_some() && queue.has_plain(), "then the begins");
     }
 }

@@ -33,6 +33,7 @@ use super::checkup::Checkup;
 use super::clock::Clock;
 use super::read_only_query::{ReadOnlyQueryError, RowCallback};
 use super::schema_steps::Migration;
+use super::send_limit::{SendLimit, reply_or_withdraw};
 
 mod batch;
 mod browse;
@@ -324,8 +325,16 @@ impl Store for SqliteStore {
         change: Arc<Change>,
         send_by: Option<Instant>,
     ) -> BoxFuture<'_, Result<Commit, StoreError>> {
-        let job = move |reply| Job::Commit(CommitJob { change, send_by, reply });
-        Box::pin(self.write("commit", job))
+        const OP: &str = "commit";
+        Box::pin(async move {
+            let limit = send_by.map(SendLimit::new);
+            let (reply, answer) = oneshot::channel();
+            let job = Job::Commit(CommitJob { change, limit: limit.clone(), reply });
+            self.jobs.push(job).map_err(|refused| refused.store_error(OP))?;
+            // Without a reply the thread is gone, as in [`SqliteStore::write`].
+            let gone = || Err(StoreError::transient(NAME, OP, QueueRefusal::Closed));
+            reply_or_withdraw(answer, limit, (NAME, OP)).await.unwrap_or_else(gone)
+        })
     }
 
     fn renew(

@@ -15,12 +15,13 @@ use tokio::sync::oneshot::Sender;
 use super::NAME;
 use super::chore::{Chore, ChoreKind};
 use super::writer::Writer;
+use crate::store::send_limit::SendLimit;
 
 /// A change that waits for its commit.
 pub(super) struct CommitJob {
     pub(super) change: Arc<Change>,
     /// Instant at which its client gives up. The change is not sent after that.
-    pub(super) send_by: Option<Instant>,
+    pub(super) limit: Option<SendLimit>,
     pub(super) reply: Sender<Result<Commit, StoreError>>,
 }
 
@@ -130,7 +131,7 @@ impl JobQueue {
         }
         let is_full = lanes.weight >= WEIGHT_MAX;
         match job {
-            Job::Commit(job) if is_full && job.send_by.is_some() => return Err(QueueRefusal::Full),
+            Job::Commit(job) if is_full && job.limit.is_some() => return Err(QueueRefusal::Full),
             Job::Commit(job) => {
                 lanes.weight += weight(&job.change);
                 lanes.commits.push_back(job);
@@ -317,7 +318,9 @@ mod tests {
             history: Vec::new(),
             uses: None,
         };
-        Job::Commit(CommitJob { change: Arc::new(change), send_by, reply: oneshot::channel().0 })
+        let limit = send_by.map(SendLimit::new);
+        let reply = oneshot::channel().0;
+        Job::Commit(CommitJob { change: Arc::new(change), limit, reply })
     }
 
     fn renewal() -> Job {

@@ -103,7 +103,9 @@ impl Writer {
 
     /// Commits a group, and replies to each of its jobs.
     fn commit(&mut self, mut group: Group) {
-        drop_late(&mut group.commits);
+        let now = Instant::now();
+        let is_late = |job: &mut CommitJob| job.limit.as_ref().is_some_and(|limit| limit.is_over(now));
+        refuse(group.commits.extract_if(.., is_late));
         if group.is_empty() {
             return;
         }
@@ -130,6 +132,10 @@ impl Writer {
     /// rest is run again.
     fn commit_group(&mut self, group: &mut Group) -> Result<GroupOutcomes, GroupFailure> {
         self.set_flush(group.must_flush()).and_then(|()| self.begin()).map_err(GroupFailure::unwritten)?;
+        // Not before, because another process may have held the write lock for long.
+        let now = Instant::now();
+        let is_late = |job: &mut CommitJob| job.limit.as_mut().is_some_and(|limit| !limit.claim(now));
+        refuse(group.commits.extract_if(.., is_late));
         let outcomes = match self.apply(group) {
             Ok(outcomes) => outcomes,
             Err((error, kind)) => {
@@ -309,11 +315,9 @@ impl GroupFailure {
     }
 }
 
-/// Drops changes whose client has given up, before anything is sent to the disk.
-fn drop_late(commits: &mut Vec<CommitJob>) {
-    let now = Instant::now();
-    let is_late = |job: &mut CommitJob| job.send_by.is_some_and(|send_by| send_by < now);
-    for job in commits.extract_if(.., is_late) {
+/// Refuses changes that were not sent in time.
+fn refuse(late: impl Iterator<Item = CommitJob>) {
+    for job in late {
         drop(job.reply.send(Err(StoreError::overloaded(NAME, "commit"))));
     }
 }

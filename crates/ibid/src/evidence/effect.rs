@@ -16,7 +16,7 @@ use ibid_core::machine::{AttemptResponse, EffectEvent, EvidenceVerdict, Observat
 use ibid_core::sql::Database;
 use ibid_core::store::{BoxFuture, Store, StoreError};
 use metrics::counter;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::{EvidenceResult, OF_SUBJECT_MAX};
 use crate::ibid::Ibid;
@@ -106,7 +106,12 @@ pub(super) async fn apply(
                 // On a separate task, because the caller may time out: a commit is never cancelled.
                 let (ibid, kept) = (ibid.clone(), kept.clone());
                 let settle = tokio::spawn(async move { handlers.settle(&ibid, &effect, &kept).await });
-                match settle.await.map_err(|error| StoreError::transient("sql", SETTLE, error))? {
+                let settled = match timeout(SETTLE_WAIT_MAX, settle).await {
+                    Ok(settled) => settled.map_err(|error| StoreError::transient("sql", SETTLE, error))?,
+                    // A statement or the commit hangs. The task goes on, and its outcome is found when the evidence is judged again.
+                    Err(_) => return Err(StoreError::transient("sql", SETTLE, "no reply in time")),
+                };
+                match settled {
                     EffectEnd::Moved { .. } => {
                         tracing::info!(effect = seq, source, "effect settled by webhook");
                         return Ok(EvidenceResult::Settled);
@@ -318,3 +323,7 @@ const TRIES_MAX: u32 = 4;
 /// Longest time for writing the result of an effect. Half of the time limit of a webhook request, so that the sender gets
 /// a response in time. If the write fails, upkeep tries again.
 const SETTLE_FOR: Duration = Duration::from_secs(5);
+
+/// Longest wait for a task that settles an effect. It gives up by itself after [`SETTLE_FOR`], unless a statement of it hangs. Less
+/// than the time limit of a webhook request, so that the sender is asked to deliver again.
+const SETTLE_WAIT_MAX: Duration = Duration::from_secs(8);

@@ -145,7 +145,7 @@ impl<D: Database> ResultWriter<'_, D> {
         settled: Option<&SettledEffect>,
     ) -> Result<TxOutcome, BoxError> {
         let sent_at = Instant::now();
-        let mut tx = self.database.begin().await?;
+        let mut tx = self.begin(self.until).await?;
         let terms = WriteOptions::of(sql(self.ibid)?);
         let now = terms.now;
         // Effect first, then record. A lost claim is then noticed before any work, and every writer locks in this order.
@@ -192,6 +192,15 @@ impl<D: Database> ResultWriter<'_, D> {
         Ok(TxOutcome::Yes)
     }
 
+    /// Begins a transaction, unless the application's connections are all in use until then. Nothing was sent by then that could be
+    /// written later.
+    async fn begin(&self, until: Instant) -> Result<D::Tx, BoxError> {
+        match tokio::time::timeout_at(until, self.database.begin()).await {
+            Ok(begun) => Ok(begun?),
+            Err(_) => Err("no connection was free in time".into()),
+        }
+    }
+
     async fn record(&self, settled: &SettledEffect, tx: &mut D::Tx) -> Result<(), BoxError> {
         let rows = AssertUnwindSafe(async { self.handler.record(self.call, settled, tx).await });
         match tokio::time::timeout(self.timeout, rows.catch_unwind()).await {
@@ -213,7 +222,7 @@ impl<D: Database> ResultWriter<'_, D> {
             ..EffectChange::touch(self.effect, nonce())
         };
         let write = async {
-            let mut tx = self.database.begin().await?;
+            let mut tx = self.begin(Instant::now() + UNRECORDED_BEGIN_MAX).await?;
             let terms = WriteOptions::of(sql(self.ibid)?);
             match statements::commit(&mut tx, &change, terms).await? {
                 Some(_) => tx.commit().await?,
@@ -372,6 +381,9 @@ fn settled_effect(change: &EffectChange, result: &EffectResult) -> Option<Settle
         _ => Some(SettledEffect::Dead { why }),
     }
 }
+
+/// Longest wait for a connection to store a result that could not be recorded. The lease is over, and the worker's slot is needed.
+const UNRECORDED_BEGIN_MAX: Duration = Duration::from_secs(5);
 
 /// First pause between two tries: about as long as one commit on a healthy disk.
 const PAUSE_MIN: Duration = Duration::from_millis(20);

@@ -103,7 +103,7 @@ pub async fn reap_once(ibid: &Ibid, keep: Retention) -> Result<ReapStats, StoreE
         return count_records(ibid).await.map(|()| ReapStats::default());
     }
     let settled = settle_overdue(&**ibid.store(), Some(&ibid.upkeep().cursors.overdue)).await;
-    let limits = RoundLimits { deadline: Instant::now() + ROUND_FOR_MAX, cursors: &ibid.upkeep().cursors };
+    let limits = RoundLimits { length: ROUND_FOR_MAX, cursors: &ibid.upkeep().cursors };
     let stats = round(&**ibid.store(), keep, Some(&limits), |_| {}).await;
     let count = count_records(ibid).await;
     let (settled, stats) = (settled?, stats?);
@@ -131,10 +131,23 @@ pub async fn reap_store(
     Ok(ReapStats { settled: settled?, ..stats })
 }
 
-/// Deadline of a round, and the cursors from which it and the next one continue.
+/// Length of a round, and the cursors from which it and the next one continue.
 struct RoundLimits<'a> {
-    deadline: Instant,
+    length: Duration,
     cursors: &'a ReapCursors,
+}
+
+impl RoundLimits<'_> {
+    /// Returns the part of the round that one target may take.
+    fn share_of(&self, target: ReapTarget) -> Duration {
+        let share = match target {
+            ReapTarget::Records => RECORDS_FOR_MAX,
+            ReapTarget::Effects { .. } => EFFECTS_FOR_MAX,
+            ReapTarget::History { .. } => HISTORY_FOR_MAX,
+            ReapTarget::Policies | ReapTarget::Room => REST_FOR_MAX,
+        };
+        share.min(self.length)
+    }
 }
 
 async fn round(
@@ -144,36 +157,55 @@ async fn round(
     mut on_step: impl FnMut(&ReapStats),
 ) -> Result<ReapStats, StoreError> {
     let (mut stats, mut result) = (ReapStats::default(), Ok(()));
+    let started = Instant::now();
+    let (mut are_records_left, mut is_other_left) = (false, false);
     for target in reap_targets(keep) {
         let add_step = |step: &ReapStep| {
             stats.add(target, step);
             on_step(&stats);
         };
-        let finished = reap_target(store, target, limits, add_step).await;
-        stats.unfinished |= matches!(finished, Ok(false));
+        let limit = limits.map(|limits| (limits.cursors, Instant::now() + limits.share_of(target)));
+        let finished = reap_target(store, target, limit, add_step).await;
+        match target {
+            ReapTarget::Records => are_records_left = matches!(finished, Ok(false)),
+            _ => is_other_left |= matches!(finished, Ok(false)),
+        }
         result = result.and(finished.map(drop));
     }
+    // What the others left of the round is for the records, of which there are most.
+    let end = limits.map(|limits| (limits.cursors, started + limits.length));
+    if are_records_left && end.is_some_and(|(_, end)| Instant::now() < end) {
+        let add_step = |step: &ReapStep| {
+            stats.add(ReapTarget::Records, step);
+            on_step(&stats);
+        };
+        let finished = reap_target(store, ReapTarget::Records, end, add_step).await;
+        are_records_left = matches!(finished, Ok(false));
+        result = result.and(finished.map(drop));
+    }
+    stats.unfinished = are_records_left || is_other_left;
     if stats.held > 0 {
         tracing::warn!(held = stats.held, "expired records kept: application rows reference them");
     }
     result.map(|()| stats)
 }
 
-/// Reaps `target` step by step, at least one step, until no rows are left or the round's limits are reached.
+/// Reaps `target` step by step, at least one step, until no rows are left or its limit is reached: from a saved cursor, and until
+/// an instant.
 ///
-/// Returns `false` only if the round ran out of time. Without `limits` it starts from the beginning and runs to the end.
+/// Returns `false` only if it ran out of time. Without `limit` it starts from the beginning and runs to the end.
 async fn reap_target(
     store: &dyn Store,
     target: ReapTarget,
-    limits: Option<&RoundLimits<'_>>,
+    limit: Option<(&ReapCursors, Instant)>,
     mut on_step: impl FnMut(&ReapStep),
 ) -> Result<bool, StoreError> {
-    let saved = limits.and_then(|limits| limits.cursors.get(target));
+    let saved = limit.and_then(|(cursors, _)| cursors.get(target));
     let mut cursor = saved.and_then(|saved| saved.lock().clone());
     let (mut pacer, mut skipped) = (Pacer::default(), 0);
     loop {
         let step = store.reap(target, cursor, pacer.batch).await?;
-        if let (ReapTarget::Records, Some(_)) = (target, limits) {
+        if let (ReapTarget::Records, Some(_)) = (target, limit) {
             gauge!(telemetry::REAP_BEHIND).set(step.behind.unwrap_or_default().as_secs_f64());
         }
         on_step(&step);
@@ -184,7 +216,7 @@ async fn reap_target(
         if cursor.is_none() {
             return Ok(true);
         }
-        if let Some(limits) = limits {
+        if let Some((_, end)) = limit {
             if matches!(target, ReapTarget::Effects { .. } | ReapTarget::History { .. }) {
                 skipped += u64::from(pacer.batch).saturating_sub(step.removed);
             }
@@ -192,7 +224,7 @@ async fn reap_target(
             if skipped >= SKIPPED_MAX {
                 return Ok(true);
             }
-            if Instant::now() >= limits.deadline {
+            if Instant::now() >= end {
                 return Ok(false);
             }
         }
@@ -385,6 +417,27 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// continues at the cursors.
 const ROUND_FOR_MAX: Duration = Duration::from_secs(60);
 
+/// Share of the records in a round. Each request makes one, so they get most of it, and what the others leave.
+const RECORDS_FOR_MAX: Duration = Duration::from_secs(40);
+
+/// Share of the effects, of which a request has a few or none. Without a share they would get one step a minute while the records
+/// are behind.
+const EFFECTS_FOR_MAX: Duration = Duration::from_secs(8);
+
+/// Share of the history lines, as many as of the effects. Most rows of either stay, so most of a step is reading.
+const HISTORY_FOR_MAX: Duration = Duration::from_secs(8);
+
+/// Share of the policies, and of the empty pages of the file: a few rows, and one step's work.
+const REST_FOR_MAX: Duration = Duration::from_secs(2);
+
+const _: () = assert!(
+    RECORDS_FOR_MAX.as_secs()
+        + EFFECTS_FOR_MAX.as_secs()
+        + HISTORY_FOR_MAX.as_secs()
+        + 2 * REST_FOR_MAX.as_secs()
+        == ROUND_FOR_MAX.as_secs()
+);
+
 /// Effects or history lines that one round reads and skips: about a tenth of a second of work. At one round a minute, a
 /// pass over ten million rows takes most of a day.
 const SKIPPED_MAX: u64 = 10_000;
@@ -420,7 +473,7 @@ mod tests {
         app.execute_batch(&references).expect("payments");
         let cursors = ReapCursors::default();
         // No time at all: one step for each target.
-        let limits = RoundLimits { deadline: Instant::now(), cursors: &cursors };
+        let limits = RoundLimits { length: Duration::ZERO, cursors: &cursors };
         let (mut removed, mut held) = (0, 0);
         for _ in 0..5 {
             let stats = round(&store, Retention::default(), Some(&limits), |_| {}).await.expect("a round");

@@ -257,6 +257,34 @@ async fn a_failing_reap_target_does_not_stop_the_others() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_backlog_of_records_leaves_time_for_history() {
+    let (clock, hands) = Clock::manual(START);
+    let faulty = FaultyStore::new(Arc::new(MemoryStore::new(clock)));
+    let world = World::new(faulty.clone(), hands, None).await;
+    let name = TestRecord::fresh();
+    let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
+    let mut change = insert(&name, going.clone());
+    for _ in 0..1000 {
+        change = telling(change, HistoryKind::ReconcileTry, "");
+    }
+    put(&*world.store, &change).await;
+    assert_eq!(world.reap().await.removed, 1);
+    world.hands.advance(HOUR);
+    // More than eight steps of five seconds remove.
+    for _ in 0..6000 {
+        let name = TestRecord::fresh();
+        let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
+        put(&*world.store, &insert(&name, going)).await;
+    }
+    faulty.set(StoreFault::SlowReaping);
+    let node = Ibid::for_upkeep(world.store.clone(), takes_over_at_start());
+    let keep = Retention::default().with(|keep| keep.history = HOUR);
+    let stats = reap_once(&node, keep).await.expect("the store answers");
+    assert!(stats.unfinished && stats.removed > 0, "{stats:?}");
+    assert!(stats.history > 64, "more than one first step: {stats:?}");
+}
+
 #[tokio::test]
 async fn an_estimated_count_is_marked_in_the_metrics() {
     let (clock, hands) = Clock::manual(START);

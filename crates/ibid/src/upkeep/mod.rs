@@ -33,6 +33,8 @@ pub use chore_status::ChoreStatus;
 use deliverer::Deliveries;
 use election::Seat;
 pub use evidence::apply_evidence_once;
+#[doc(hidden)]
+pub use reaper::CLOCK_AHEAD_MAX;
 use reaper::ReapCursors;
 pub use reaper::{ReapPreview, ReapStats, Retention, reap_once, reap_preview, reap_store};
 use reconciler::LookupSlot;

@@ -4,11 +4,11 @@
 //! their record for as long as [`Retention`] says. Each step adapts its size to how long the last one blocked other writers,
 //! and is followed by a pause in proportion to it. Any number of reapers may run at once: each row is removed once.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ibid_core::reap::{ReapCount, ReapStep, ReapTarget};
 use ibid_core::record::State;
-use ibid_core::store::{Cursor, RowCount, Store, StoreError};
+use ibid_core::store::{Cursor, RecordFilter, RowCount, Store, StoreError};
 use metrics::{Gauge, counter, gauge};
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
@@ -87,7 +87,7 @@ pub struct ReapPreview {
 }
 
 /// Runs one round of the reaper, for about a minute at most. After the store's clock has leapt forward it removes nothing, for
-/// as long as the leap was, a day at most.
+/// as long as the leap was, a day at most; and nothing while the store's clock is more than ten minutes ahead of this node's.
 ///
 /// # Errors
 ///
@@ -97,9 +97,10 @@ pub struct ReapPreview {
 ///
 /// Each row is removed or changed whole or not at all. If the future is dropped, the next round does the rest.
 pub async fn reap_once(ibid: &Ibid, keep: Retention) -> Result<ReapStats, StoreError> {
-    if ibid.engine().is_clock_ahead() {
+    let ahead = ibid.engine().read_for_chore("read the clock", read_clock_ahead(&**ibid.store())).await?;
+    if ahead.is_some() || ibid.engine().is_clock_ahead() {
         // Removed rows do not come back when the clock is set right again, and reaping late loses nothing.
-        tracing::warn!("the store's clock has leapt forward; nothing is reaped for now");
+        tracing::warn!(?ahead, "the store's clock is ahead or has leapt forward; nothing is reaped for now");
         return count_records(ibid).await.map(|()| ReapStats::default());
     }
     let settled = settle_overdue(&**ibid.store(), Some(&ibid.upkeep().cursors.overdue)).await;
@@ -116,7 +117,7 @@ pub async fn reap_once(ibid: &Ibid, keep: Retention) -> Result<ReapStats, StoreE
 ///
 /// # Errors
 ///
-/// Fails as [`reap_once`] does.
+/// Fails as [`reap_once`] does, and if the store's clock is more than ten minutes ahead of this node's: nothing is removed then.
 ///
 /// # Cancel safety
 ///
@@ -126,9 +127,30 @@ pub async fn reap_store(
     keep: Retention,
     on_step: impl FnMut(&ReapStats),
 ) -> Result<ReapStats, StoreError> {
+    if let Some(ahead) = read_clock_ahead(store).await? {
+        let why = format!(
+            "the store's clock is {} s ahead of this node's, and removed rows do not come back: set the clock that is wrong",
+            ahead.as_secs()
+        );
+        return Err(StoreError::lasting(store.facts().name, "reap", why).unwritten());
+    }
     let settled = settle_overdue(store, None).await;
     let stats = round(store, keep, None, on_step).await?;
     Ok(ReapStats { settled: settled?, ..stats })
+}
+
+/// Returns by how much the store's clock is ahead of this node's, if that is more than [`CLOCK_AHEAD_MAX`].
+///
+/// A process that starts after the store's clock has leapt sees no leap. The node's clock may be the wrong one, but here it can only
+/// delay a removal. A store without a record, or that can't be browsed, tells no time.
+async fn read_clock_ahead(store: &dyn Store) -> Result<Option<Duration>, StoreError> {
+    let Some(browse) = store.browse() else { return Ok(None) };
+    let first = browse.list(RecordFilter::default().with(|filter| filter.limit = 1)).await?;
+    let Some(first) = first.items.first() else { return Ok(None) };
+    // A node whose clock shows a time before 1970 waits, too.
+    let node = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let store = Duration::from_micros(u64::try_from(first.now.as_micros()).unwrap_or_default());
+    Ok(store.checked_sub(node).filter(|ahead| *ahead > CLOCK_AHEAD_MAX))
 }
 
 /// Length of a round, and the cursors from which it and the next one continue.
@@ -437,6 +459,11 @@ const _: () = assert!(
         + 2 * REST_FOR_MAX.as_secs()
         == ROUND_FOR_MAX.as_secs()
 );
+
+/// Largest lead of the store's clock over this node's with which rows are removed. More than two clocks with a time service, or a
+/// slow reply, ever differ by; less than any retention that matters.
+#[doc(hidden)]
+pub const CLOCK_AHEAD_MAX: Duration = Duration::from_secs(600);
 
 /// Effects or history lines that one round reads and skips: about a tenth of a second of work. At one round a minute, a
 /// pass over ten million rows takes most of a day.

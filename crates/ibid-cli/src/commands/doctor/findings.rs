@@ -1,6 +1,7 @@
 //! Interprets the facts about a store for its operator. Pure: facts in, findings out.
 
 use ibid::store::checkup::{Checkup, ClockGap, OpenCases, Pooler, Role, Schema, Setting, Standby, Standbys};
+use ibid::upkeep::CLOCK_AHEAD_MAX;
 
 use crate::output::Failure;
 
@@ -148,7 +149,14 @@ fn clock(gap: Option<ClockGap>) -> Finding {
     let within_us = u64::try_from(within.as_micros()).unwrap_or(u64::MAX);
     let facts =
         format!("the store is {} {side} this node, give or take {}", millis(apart_us), millis(within_us));
+    let is_reaper_waiting = u128::try_from(ahead_us).is_ok_and(|ahead| ahead > CLOCK_AHEAD_MAX.as_micros());
     match apart_us.saturating_sub(within_us) > CLOCK_APART_US_MAX {
+        true if is_reaper_waiting => line(
+            "clock",
+            Grade::Warning,
+            facts,
+            "nothing is reaped while the store is so far ahead: set the clock that is wrong",
+        ),
         true => line(
             "clock",
             Grade::Warning,

@@ -76,6 +76,10 @@ fn a_clock_gap_of_a_second_plus_the_round_trip_is_fine() {
         assert_eq!((check, grade), ("clock", Grade::Warning));
         assert!(text.contains("the node's time never decides"), "{text}");
     }
+    let (check, grade, text) = one(gap(601_000_000, 0));
+    assert_eq!((check, grade), ("clock", Grade::Warning));
+    assert!(text.contains("nothing is reaped"), "{text}");
+    assert!(one(gap(-601_000_000, 0)).2.contains("the node's time never decides"));
     assert!(one(gap(-2_000_000, 0)).2.starts_with("the store is 2000.0 ms behind this node"));
 }
 

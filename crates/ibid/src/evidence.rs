@@ -75,10 +75,7 @@ impl Ibid {
     /// If the future is dropped, the evidence may not be stored, so the event must be delivered again.
     pub async fn report_evidence(&self, report: EvidenceReport) -> Result<EvidenceResult, StoreError> {
         let EvidenceReport { name, about, what, age } = report;
-        if !self.engine().confirm_open().await {
-            let why = "a copy keeps the store closed: the event has to be delivered again";
-            return Err(StoreError::transient(self.store().facts().name, "store evidence", why).unwritten());
-        }
+        self.check_open_for_evidence().await.map_err(StoreError::unwritten)?;
         let subject = Subject::load(self, &about).await?;
         let evidence = Evidence { name, about, owner: subject.owner(), what, age };
         let keep_for = match subject.read_at() {
@@ -93,6 +90,10 @@ impl Ibid {
             }
         };
         let (kept, is_new) = self.store().require_evidence()?.insert_evidence(evidence, keep_for).await?;
+        // T1 (this report) reads that the store is open, and stalls; T2 (a copy) closes the store, waits, and copies the evidence; T1
+        // inserts its row, which is lost with the source. So the store has to be open after the insert, too: then the insert came
+        // before the copy read the evidence. Otherwise the provider delivers the event again, to the process on the target.
+        self.check_open_for_evidence().await?;
         if !is_new && !kept.open {
             return Ok(EvidenceResult::Duplicate);
         }
@@ -100,6 +101,14 @@ impl Ibid {
         // The subject is read again, after the evidence was stored: a process that makes it unknown from here on looks
         // for the evidence itself.
         apply(self, &kept).await
+    }
+
+    async fn check_open_for_evidence(&self) -> Result<(), StoreError> {
+        if self.engine().confirm_open().await {
+            return Ok(());
+        }
+        let why = "a copy keeps the store closed: the event has to be delivered again";
+        Err(StoreError::transient(self.store().facts().name, "store evidence", why))
     }
 }
 

@@ -168,6 +168,7 @@ impl Operator {
         let (terms, sent_at, act) = (WriteOptions::of(store), Instant::now(), act.clone());
         let write = store_tx::run(store, move |tx| Box::pin(write(tx, seq, action, act, terms)));
         let answered = write.await??;
+        self.check_still_open().await?;
         if let Some(ibid) = &self.ibid {
             if let Some(answered) = answered {
                 answered.publish(ibid, sent_at);

@@ -93,6 +93,22 @@ impl Operator {
         })
     }
 
+    /// Checks, after an action was written, that it was written to an open store.
+    ///
+    /// T1 (an action) reads that the store is open, and stalls; T2 (a copy) closes the store, waits, and copies the record; T1 writes to
+    /// the record in the source, which no process uses any more. The operator must not take that for done.
+    async fn check_still_open(&self) -> Result<(), StoreError> {
+        identity::check_open(&*self.store).await.map_err(|error| match error {
+            IdentityError::Store(error) => error,
+            other => {
+                tracing::warn!(error = %other, "an operator's action was written to a store that a copy has closed");
+                let why = "a copy closed the store while the action was written, and may not have it: look at the record in the \
+                           store that is open, and act there";
+                StoreError::lasting(self.store.facts().name, "act on a record", why)
+            }
+        })
+    }
+
     /// Returns one page of the records that match `filter`.
     ///
     /// # Errors

@@ -5,9 +5,11 @@
 
 pub(crate) mod effect;
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Weak;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use ibid_core::change::StoredRecord;
 use ibid_core::evidence::{EffectRef, EventName, Evidence, EvidenceQuery, EvidenceSubject, StoredEvidence};
 use ibid_core::machine::{self, Decision, Event, EvidenceVerdict, Observation};
@@ -271,11 +273,17 @@ async fn apply_to_record(
     Ok(result)
 }
 
-/// Looks for evidence about records that became unknown, for as long as the engine lives.
+/// Looks for evidence about records that became unknown, for as long as the engine lives. A look that panics ends only itself: upkeep
+/// finds its evidence.
 pub(crate) async fn settle_doubts(shared: Weak<Shared>, mut doubts: mpsc::Receiver<RecordId>) {
     while let Some(id) = doubts.recv().await {
         let Some(ibid) = Ibid::upgrade(&shared) else { return };
-        apply_earlier_evidence(&ibid, id).await;
+        // Unwind safety: a look changes nothing but the store, by whole commits.
+        let look = AssertUnwindSafe(apply_earlier_evidence(&ibid, id)).catch_unwind();
+        if look.await.is_err() {
+            counter!(telemetry::CHORE_PANICS, "chore" => "evidence").increment(1);
+            tracing::error!(record = %id.short(), "look for evidence panicked; left to upkeep");
+        }
     }
 }
 

@@ -37,6 +37,26 @@ async fn copy_all(source: Arc<MemoryStore>) -> Arc<MemoryStore> {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_look_for_evidence_that_panics_ends_no_later_one() {
+    let world = world(Policy::default()).await;
+    let (first, second) = (world.run("first").await, world.run("second").await);
+    let id = world.ask("second").id;
+    let reported = world.ibid.report_evidence(report("evt", id)).await;
+    assert_eq!(reported.expect("the store answers"), EvidenceResult::Early);
+    world.store.set(StoreFault::PanicsOnEvidenceOf(world.ask("first").id));
+    // In this order they are looked at.
+    drop(first.unknown(ErrorCode::Broken).await);
+    drop(second.unknown(ErrorCode::Broken).await);
+    let settled = async {
+        while world.store.load(id).await.expect("a read").expect("a record").record.state != State::Completed
+        {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), settled).await.expect("its evidence is found");
+}
+
+#[tokio::test(start_paused = true)]
 async fn evidence_inserted_behind_a_copy_is_delivered_again() {
     let (world, source) = copied_world().await;
     let about = world.ask("not begun yet").id;

@@ -47,24 +47,26 @@ impl Ibid {
     ///
     /// Returns an error if the store does not answer, or if it was used with another identity or an unknown secret.
     pub async fn start(store: Arc<dyn Store>, settings: Settings) -> Result<Ibid, StartError> {
+        let reserve_queue = ReserveQueue::new(settings.reserve_tries_max);
         let (engine, became_unknown) = Engine::start(store, settings).await?;
-        Ok(Ibid::join(engine, became_unknown))
+        Ok(Ibid::join(engine, became_unknown, reserve_queue))
     }
 
     /// Starts for upkeep chores only, on an operator's command. It begins nothing, so it need not agree with the store on
     /// identity and secrets, and ignores the settings about requests.
     #[doc(hidden)]
     pub fn for_upkeep(store: Arc<dyn Store>, settings: Settings) -> Ibid {
+        let reserve_queue = ReserveQueue::new(settings.reserve_tries_max);
         let (engine, became_unknown) = Engine::for_upkeep(store, settings);
-        Ibid::join(engine, became_unknown)
+        Ibid::join(engine, became_unknown, reserve_queue)
     }
 
-    fn join(engine: Arc<Engine>, became_unknown: BecameUnknown) -> Ibid {
+    fn join(engine: Arc<Engine>, became_unknown: BecameUnknown, reserve_queue: ReserveQueue) -> Ibid {
         let shared = Arc::new(Shared {
             engine,
             outbox: OutboxState::default(),
             upkeep: UpkeepState::default(),
-            reserve_queue: ReserveQueue::default(),
+            reserve_queue,
         });
         tokio::spawn(evidence::settle_doubts(Arc::downgrade(&shared), became_unknown));
         Ibid { shared }

@@ -59,6 +59,9 @@ pub struct Settings {
     /// attempt running, so connections do not bound them. Past this, new keys are refused
     /// ([`UnavailableError::is_overloaded`](super::UnavailableError::is_overloaded)), and stored records still answer.
     pub attempts_max: usize,
+    /// Requests of this process that look for their key inside a transaction at once (`reserve_tx`), each with a connection of the
+    /// application's pool. At most half of that pool, so that running transactions get the other half; at least one is used.
+    pub reserve_tries_max: usize,
     /// Lets a lapsed request run again as soon as this process has started. By default it waits for one lease from
     /// the store's first answer: the store may have failed over to a server whose clock is ahead, or may have been away,
     /// and then the owner of a lapsed lease may be alive. Set it only if the process is the only one that uses the store,
@@ -96,6 +99,8 @@ impl Default for Settings {
             front: None,
             // Twice the gateway's connections, and at a few kilobytes each far from any machine's memory.
             attempts_max: 8192,
+            // Half of a usual pool.
+            reserve_tries_max: 8,
             // A crash leaves records that lapse after one lease anyway, so the wait adds the time from the crash to the start.
             may_take_over_at_start: false,
             // Clients on a healthy network retry a few requests in a thousand. A client that sends every second request

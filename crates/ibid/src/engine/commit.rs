@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ibid_core::change::{Change, Commit, Expect, HistoryKind, Stamp, StoredRecord};
 use ibid_core::machine::{self, BeginRequest, Decision, Event, Verdict};
-use ibid_core::record::{Nonce, Record, State};
+use ibid_core::record::{Nonce, Record};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{REPLY_GRACE, StoreError};
 use ibid_core::time::Timestamp;
@@ -268,7 +268,7 @@ impl Engine {
 
     /// Queues a record that was just written as `unknown` for a look at earlier evidence about it.
     pub(super) fn queue_evidence_check(&self, written: Option<&StoredRecord>) {
-        if let Some(stored) = written.filter(|stored| stored.record.state == State::Unknown) {
+        if let Some(stored) = written.filter(|stored| stored.record.state.is_unknown()) {
             // If the queue is full, the next round of upkeep finds the evidence.
             let _ = self.became_unknown.try_send(stored.record.id);
         }
@@ -343,7 +343,7 @@ pub(crate) fn count_lapses(change: &Change) {
     }
     let became =
         change.history.iter().any(|line| matches!(line.what, HistoryKind::Lapse | HistoryKind::Unknown));
-    if let Some(draft) = change.draft.as_ref().filter(|draft| became && draft.state == State::Unknown) {
+    if let Some(draft) = change.draft.as_ref().filter(|draft| became && draft.state.is_unknown()) {
         telemetry::became_unknown(&change.id, draft);
     }
 }
@@ -365,7 +365,7 @@ pub(crate) fn apply_change(
 
 /// Returns whether the attempt that began as `begun` still owns the record and may renew it.
 pub(crate) fn still_owns(stored: &StoredRecord, begun: &Record) -> bool {
-    stored.record.owner == begun.owner && stored.record.state == State::InProgress
+    stored.record.owner == begun.owner && stored.record.state.is_running()
 }
 
 /// First pause after a failed write: about one commit of a healthy disk.

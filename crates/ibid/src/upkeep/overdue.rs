@@ -34,9 +34,10 @@ pub(super) async fn settle_overdue(
     store: &dyn Store,
     cursors: Option<&OverdueCursors>,
 ) -> Result<u64, StoreError> {
-    let unclaimed = settle_all(store, State::Pending, cursors.map(|cursors| &cursors.pending)).await;
-    let unknown = settle_all(store, State::Unknown, cursors.map(|cursors| &cursors.unknown)).await;
-    Ok(unclaimed? + unknown?)
+    let [pending, unknown] = machine::OVERDUE_STATES;
+    let unclaimed = settle_all(store, pending, cursors.map(|cursors| &cursors.pending)).await;
+    let outlived = settle_all(store, unknown, cursors.map(|cursors| &cursors.unknown)).await;
+    Ok(unclaimed? + outlived?)
 }
 
 async fn settle_all(
@@ -65,7 +66,7 @@ async fn settle_all(
 /// Settles one record if its time is over. Returns whether it did.
 async fn settle(store: &dyn Store, stored: &StoredRecord) -> Result<bool, StoreError> {
     let nonce = nonce();
-    let (record, is_unknown) = (&*stored.record, stored.record.state == State::Unknown);
+    let (record, is_unknown) = (&*stored.record, stored.record.state.is_unknown());
     let event = if is_unknown { Event::Outlived { nonce } } else { Event::NeverClaimed { nonce } };
     let Verdict::Write(change, _) = machine::decide(Some(record), &event, stored.now) else {
         return Ok(false);

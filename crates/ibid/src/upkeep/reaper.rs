@@ -391,7 +391,7 @@ async fn count_records(ibid: &Ibid) -> Result<(), StoreError> {
     };
     // Without an exact count, no age does not mean that there is no such record.
     let mut by_state = State::ALL.into_iter().zip(counts.by_state);
-    let has_none = by_state.any(|counted| counted == (State::Unknown, RowCount::Exact(0)));
+    let has_none = by_state.any(|(state, count)| state.is_unknown() && count == RowCount::Exact(0));
     if let Some(age) = counts.oldest_unknown.or(has_none.then_some(Duration::ZERO)) {
         gauge!(telemetry::OLDEST_UNKNOWN).set(age.as_secs_f64());
     }

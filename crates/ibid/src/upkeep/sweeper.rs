@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use ibid_core::change::StoredRecord;
-use ibid_core::machine::{Decision, Event};
+use ibid_core::machine::{self, Decision, Event};
 use ibid_core::policy::OnLapse;
-use ibid_core::record::State;
 use ibid_core::store::{Cursor, Page, StoreError};
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -58,7 +57,7 @@ pub async fn sweep_with_progress(
 ) -> Result<SweepStats, StoreError> {
     let mut stats = SweepStats::default();
     let SweepCursors { in_progress, retryable } = &ibid.upkeep().sweep_cursors;
-    for (state, cursor) in [(State::InProgress, in_progress), (State::Retryable, retryable)] {
+    for (state, cursor) in machine::SWEPT_STATES.into_iter().zip([in_progress, retryable]) {
         // Records that cannot be settled now stay due. The cursor goes past them to those behind, and the next sweep continues
         // there: otherwise records behind more of them than fit into one sweep would never be settled.
         let mut after = cursor.lock().take();

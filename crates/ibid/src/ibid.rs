@@ -126,7 +126,7 @@ impl Ibid {
     /// Answers a request from this process's cache, and counts it. Returns `None` if the store has to be asked
     /// ([`Ibid::begin_uncached`]).
     pub(crate) fn replay_cached(&self, ask: &BeginRequest) -> Option<Outcome> {
-        let outcome = self.cached(ask)?;
+        let outcome = self.find_cached(ask)?;
         self.count_request(&ask.identity.tenant, outcome.arrival(), Instant::now());
         Some(outcome)
     }
@@ -156,8 +156,8 @@ impl Ibid {
     }
 
     /// Returns what the cache holds for a request.
-    pub(crate) fn cached(&self, ask: &BeginRequest) -> Option<Outcome> {
-        match self.engine().cached(ask)? {
+    pub(crate) fn find_cached(&self, ask: &BeginRequest) -> Option<Outcome> {
+        match self.engine().find_cached(ask)? {
             (Decision::Replay, stored) => Some(Outcome::Completed(stored)),
             _ => Some(Outcome::Mismatch),
         }
@@ -195,7 +195,7 @@ impl Ibid {
     }
 
     async fn look(&self, ask: &Arc<BeginRequest>) -> Result<Outcome, UnavailableError> {
-        match self.cached(ask) {
+        match self.find_cached(ask) {
             Some(outcome) => Ok(outcome),
             None => Ok(self.to_caller_outcome(self.engine().look(ask).await?).into_outcome()),
         }

@@ -66,7 +66,7 @@ impl Engine {
 
     /// Looks for the request's completed record in this process. Returns the decision, `Replay` or `Mismatch`, with the
     /// stored response, and `None` if the store has to be asked.
-    pub(crate) fn cached(&self, ask: &BeginRequest) -> Option<(Decision, StoredResponse)> {
+    pub(crate) fn find_cached(&self, ask: &BeginRequest) -> Option<(Decision, StoredResponse)> {
         let (cached, now) = self.cache.get(&ask.id)?;
         let event = Event::Request { ask, role: Intent::ReadOnly };
         match machine::decide(Some(&cached.record), &event, now) {

@@ -84,7 +84,7 @@ impl Ibid {
         let policy = store.policy(ask.policy.clone()).await?;
         let (mut lost_races, mut backoff) = (0, ReserveQueue::backoff());
         while lost_races < RESERVE_TRIES_MAX {
-            if let Some(outcome) = self.cached(&ask) {
+            if let Some(outcome) = self.find_cached(&ask) {
                 if let Some(pass) = gate.take() {
                     pass.unused();
                 }

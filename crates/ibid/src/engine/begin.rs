@@ -100,10 +100,10 @@ impl Engine {
             false => self.decide_previous(ask, Intent::MayRun, started).await,
         };
         match &decided {
-            Ok(_) => pass.answered(),
-            Err(refused) if refused.is_overloaded() => pass.answered(),
-            Err(refused) if refused.asked => pass.failed(Instant::now()),
-            Err(_) => pass.unused(),
+            Ok(_) => pass.report_reply(),
+            Err(refused) if refused.is_overloaded() => pass.report_reply(),
+            Err(refused) if refused.asked => pass.report_failure(Instant::now()),
+            Err(_) => pass.cancel(),
         }
         telemetry::record_seconds(&telemetry::BEGIN_TOOK, started.elapsed().as_secs_f64());
         decided.map_err(|refused| refused.with_breaker_pause(self.breaker.pause_left(Instant::now())))

@@ -86,7 +86,7 @@ impl Ibid {
         while lost_races < RESERVE_TRIES_MAX {
             if let Some(outcome) = self.find_cached(&ask) {
                 if let Some(pass) = gate.take() {
-                    pass.unused();
+                    pass.cancel();
                 }
                 return Ok(Begin::Skip(outcome));
             }
@@ -255,8 +255,8 @@ impl Ibid {
 /// Tells the breaker whether the store answered the first reservation of a request.
 fn report<T>(pass: Pass<'_>, reserved: &Result<ReserveTry<T>, TxError>) {
     match reserved {
-        Err(TxError::Sql(error)) if error.fault() == SqlFault::Lost => pass.failed(Instant::now()),
-        _ => pass.answered(),
+        Err(TxError::Sql(error)) if error.fault() == SqlFault::Lost => pass.report_failure(Instant::now()),
+        _ => pass.report_reply(),
     }
 }
 

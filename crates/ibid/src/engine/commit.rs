@@ -292,7 +292,7 @@ impl Engine {
     /// a live attempt. A locked row is no outage.
     pub(super) fn watch_error(&self, error: &StoreError) {
         if error.is_transient() && !error.is_contended() {
-            self.clock.failed(Instant::now());
+            self.clock.note_outage(Instant::now());
         }
     }
 }

@@ -24,7 +24,7 @@ use self::effect::EffectLookup;
 use crate::engine::GiveUp;
 use crate::failpoint;
 use crate::ibid::Ibid;
-use crate::ibid::Shared;
+use crate::ibid::IbidState;
 use crate::telemetry;
 
 /// A provider's report about the outcome of a record or an effect.
@@ -275,7 +275,7 @@ async fn apply_to_record(
 
 /// Looks for evidence about records that became unknown, for as long as the engine lives. A look that panics ends only itself: upkeep
 /// finds its evidence.
-pub(crate) async fn settle_doubts(shared: Weak<Shared>, mut doubts: mpsc::Receiver<RecordId>) {
+pub(crate) async fn settle_doubts(shared: Weak<IbidState>, mut doubts: mpsc::Receiver<RecordId>) {
     while let Some(id) = doubts.recv().await {
         let Some(ibid) = Ibid::upgrade(&shared) else { return };
         // Unwind safety: a look changes nothing but the store, by whole commits.

@@ -28,11 +28,11 @@ use crate::upkeep::UpkeepState;
 /// Makes retries safe: reserves keys in a store, lets one attempt run, and keeps its response. Cheap to clone.
 #[derive(Clone)]
 pub struct Ibid {
-    shared: Arc<Shared>,
+    shared: Arc<IbidState>,
 }
 
 /// The state of one process on one store. Each module owns its part.
-pub(crate) struct Shared {
+pub(crate) struct IbidState {
     engine: Arc<Engine>,
     outbox: OutboxState,
     upkeep: UpkeepState,
@@ -62,7 +62,7 @@ impl Ibid {
     }
 
     fn join(engine: Arc<Engine>, became_unknown: BecameUnknown, reserve_queue: ReserveQueue) -> Ibid {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(IbidState {
             engine,
             outbox: OutboxState::default(),
             upkeep: UpkeepState::default(),
@@ -73,7 +73,7 @@ impl Ibid {
     }
 
     /// Returns the handle for shared state, unless the last handle was dropped.
-    pub(crate) fn upgrade(shared: &Weak<Shared>) -> Option<Ibid> {
+    pub(crate) fn upgrade(shared: &Weak<IbidState>) -> Option<Ibid> {
         Some(Ibid { shared: shared.upgrade()? })
     }
 

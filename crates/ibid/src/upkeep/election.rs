@@ -23,18 +23,18 @@ use crate::random::random;
 use crate::telemetry;
 
 /// Says whether this node is elected for a group of chores.
-pub(super) struct Seat {
+pub(super) struct ElectionSlot {
     is_elected: watch::Sender<bool>,
     resigned: Notify,
 }
 
-impl Default for Seat {
+impl Default for ElectionSlot {
     fn default() -> Self {
-        Seat { is_elected: watch::Sender::new(false), resigned: Notify::new() }
+        ElectionSlot { is_elected: watch::Sender::new(false), resigned: Notify::new() }
     }
 }
 
-impl Seat {
+impl ElectionSlot {
     pub(super) fn is_elected(&self) -> bool {
         *self.is_elected.borrow()
     }

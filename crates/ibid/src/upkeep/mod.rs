@@ -31,7 +31,7 @@ use tokio::time::{Instant, timeout};
 use chore_status::ChoreLog;
 pub use chore_status::ChoreStatus;
 use deliverer::Deliveries;
-use election::Seat;
+use election::ElectionSlot;
 pub use evidence::apply_evidence_once;
 #[doc(hidden)]
 pub use reaper::CLOCK_AHEAD_MAX;
@@ -141,7 +141,7 @@ impl Default for Schedule {
 /// interval.
 pub async fn run(ibid: Ibid, schedule: Schedule) {
     let ibid = &ibid;
-    let (sweeps, reaps) = (&Seat::default(), &Seat::default());
+    let (sweeps, reaps) = (&ElectionSlot::default(), &ElectionSlot::default());
     let sweep_group = || sweep_role(ibid);
     let sweep_group_every = schedule.sweep_every.min(schedule.reconcile_every);
     // Concurrently: a slow lookup at an upstream must not hold up a sweep, nor a long sweep an accepted request.
@@ -191,14 +191,14 @@ fn publish_process_gauges(ibid: &Ibid) {
 }
 
 /// Runs a chore at intervals while this node is elected, and at once when it becomes so.
-async fn while_elected<F: Future>(seat: &Seat, pause: Duration, mut chore: impl FnMut() -> F) {
+async fn while_elected<F: Future>(slot: &ElectionSlot, pause: Duration, mut chore: impl FnMut() -> F) {
     let mut ticker = tokio::time::interval(pause);
     ticker.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        seat.wait_until_elected().await;
+        slot.wait_until_elected().await;
         ticker.tick().await;
-        if seat.is_elected() {
-            finish_round(seat, pause, chore()).await;
+        if slot.is_elected() {
+            finish_round(slot, pause, chore()).await;
         }
     }
 }
@@ -207,16 +207,16 @@ async fn while_elected<F: Future>(seat: &Seat, pause: Duration, mut chore: impl 
 ///
 /// The heartbeat runs beside the round, so without this a node whose round hangs would stay elected, and no node would do the chore.
 /// The round itself goes on: a write in it may have been sent.
-async fn finish_round<F: Future>(seat: &Seat, pause: Duration, round: F) -> F::Output {
+async fn finish_round<F: Future>(slot: &ElectionSlot, pause: Duration, round: F) -> F::Output {
     let patience = pause.saturating_mul(ROUND_INTERVALS_MAX).max(ROUND_PATIENCE_MIN);
     let mut round = pin!(round);
     loop {
         if let Ok(done) = timeout(patience, &mut round).await {
             return done;
         }
-        if seat.is_elected() {
+        if slot.is_elected() {
             tracing::warn!(after = ?patience, "round of a chore takes too long; leaving it to another node");
-            seat.resign();
+            slot.resign();
         }
     }
 }

@@ -13,7 +13,7 @@ use metrics::{Gauge, counter, gauge};
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
-use super::election::Seat;
+use super::election::ElectionSlot;
 use super::overdue::{OverdueCursors, settle_overdue};
 use super::{run_round, while_elected};
 use crate::ibid::Ibid;
@@ -351,18 +351,18 @@ impl Pacer {
 
 /// Runs the reaper while this node is elected, and clears its gauges when another node replaces it. Otherwise this node would go
 /// on exporting old numbers; a query that takes the largest value over all nodes skips `NaN`.
-pub(super) async fn run(ibid: &Ibid, seat: &Seat, every: Duration, keep: Retention) {
+pub(super) async fn run(ibid: &Ibid, slot: &ElectionSlot, every: Duration, keep: Retention) {
     let reap = || async {
         run_round(ibid, "reaper", async { Ok(reap_once(ibid, keep).await?.removed) }).await;
         // A round that another node's election has overtaken has set the gauges again.
-        if !seat.is_elected() {
+        if !slot.is_elected() {
             clear_gauges();
         }
     };
-    tokio::join!(while_elected(seat, every, reap), async {
+    tokio::join!(while_elected(slot, every, reap), async {
         loop {
-            seat.wait_until_elected().await;
-            seat.wait_until_replaced().await;
+            slot.wait_until_elected().await;
+            slot.wait_until_replaced().await;
             clear_gauges();
         }
     });

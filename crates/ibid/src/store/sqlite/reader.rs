@@ -16,7 +16,7 @@ use ibid_core::time::Timestamp;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::failure::{spoils_connection, store_error};
+use super::error::{spoils_connection, store_error};
 use super::policies::Policies;
 use super::queue::QueueRefusal;
 use super::{StoreFile, open, row};

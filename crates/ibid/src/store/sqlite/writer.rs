@@ -18,7 +18,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::batch::{ChangeGroup, run};
 use super::chore::{ChoreContext, ChoreKind};
-use super::failure::{self, FailureReach};
+use super::error::{self, FailureReach};
 use super::policies::Policies;
 use super::queue::{CommitJob, Group, Next, Serving};
 use super::{NAME, StoreFile, open};
@@ -133,7 +133,7 @@ impl Writer {
         let outcomes = match self.apply(group) {
             Ok(outcomes) => outcomes,
             Err((error, kind)) => {
-                self.roll_back(failure::spoils_connection(&error));
+                self.roll_back(error::spoils_connection(&error));
                 let failure = GroupFailure::unwritten(error);
                 for chore in group.chores.extract_if(.., |chore| Some(chore.kind()) == kind) {
                     chore.fail(failure.store_error(CHORE));
@@ -145,8 +145,8 @@ impl Writer {
         // `begin` leaves a connection.
         let connection = self.connection.as_ref().expect("a transaction is open");
         run(connection, "commit").map(|()| outcomes).map_err(|error| {
-            let is_unwritten = failure::refused_commit(&error);
-            self.roll_back(failure::spoils_connection(&error));
+            let is_unwritten = error::refused_commit(&error);
+            self.roll_back(error::spoils_connection(&error));
             GroupFailure { error: Arc::new(error), is_unwritten }
         })
     }
@@ -177,10 +177,10 @@ impl Writer {
                 // SQLite has undone the statement that failed, and a small chore is no more than that.
                 Err(error)
                     if chore.kind() != ChoreKind::Step
-                        && failure::reach(&error) == FailureReach::One
+                        && error::reach(&error) == FailureReach::One
                         && !connection.is_autocommit() =>
                 {
-                    group.chores.remove(next).fail(failure::store_error(CHORE, error).unwritten());
+                    group.chores.remove(next).fail(error::store_error(CHORE, error).unwritten());
                 }
                 Err(error) => return Err((error, Some(chore.kind()))),
             }
@@ -214,7 +214,7 @@ impl Writer {
         };
         let result = begin(connection, self.file.options.busy_timeout);
         if let Err(error) = &result {
-            self.roll_back(failure::spoils_connection(error));
+            self.roll_back(error::spoils_connection(error));
         }
         result
     }
@@ -301,7 +301,7 @@ impl GroupFailure {
     }
 
     fn store_error(&self, op: &'static str) -> StoreError {
-        let error = match failure::reach(&self.error) {
+        let error = match error::reach(&self.error) {
             FailureReach::Moment => StoreError::transient(NAME, op, self.error.clone()),
             FailureReach::One | FailureReach::Lasting => StoreError::lasting(NAME, op, self.error.clone()),
         };

@@ -74,8 +74,8 @@ fn plan(connection: &Connection, sql: &str) -> Vec<String> {
 
 /// Runs a statement with `value` for each parameter. Returns the fourth column, where a plan has its steps.
 fn run(statement: &mut Statement<'_>, value: i32) -> Vec<String> {
-    for place in 1..=statement.parameter_count() {
-        statement.raw_bind_parameter(place, value).expect("a parameter is bound");
+    for at in 1..=statement.parameter_count() {
+        statement.raw_bind_parameter(at, value).expect("a parameter is bound");
     }
     let mut rows = statement.raw_query();
     let mut texts = Vec::new();
@@ -105,7 +105,7 @@ const SCANS: &[(&str, &str, &str)] = &[
     // A table of one row.
     ("count_estimate.sql", "ibid_ordered", ""),
     ("order_lower.sql", "ibid_ordered", ""),
-    ("order_place.sql", "ibid_ordered", ""),
+    ("order_position.sql", "ibid_ordered", ""),
     ("order_set.sql", "ibid_ordered", ""),
     // They stop after some rows: see the test of counts.
     ("count_small.sql", "ibid_record", ""),

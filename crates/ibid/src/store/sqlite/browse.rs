@@ -14,7 +14,7 @@ use ibid_core::store::{
 use ibid_core::time::Timestamp;
 use rusqlite::{OptionalExtension, params};
 
-use super::reader::{ROWS_MAX, Reader, Scan, View, cursor_of, parse_cursor, place_cursor};
+use super::reader::{ROWS_MAX, Reader, Scan, View, cursor_of, parse_cursor, position_cursor};
 use super::{SqliteStore, reap};
 
 impl BrowseStore for SqliteStore {
@@ -152,7 +152,7 @@ impl View<'_> {
         let fits = |stored: &StoredRecord| filter.fits(&stored.record, now);
         self.scan(sql, params, filter.limit, fits, |row| match by_id {
             true => Ok(Cursor(row.get::<_, Vec<u8>>(0)?.into())),
-            false => place_cursor(row),
+            false => position_cursor(row),
         })
     }
 

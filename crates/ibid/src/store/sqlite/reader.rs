@@ -237,7 +237,12 @@ pub(super) fn cursor_of(at: i64, row: i64) -> Cursor {
 
 /// Decodes the position of [`cursor_of`]; `None` if this is another cursor.
 pub(super) fn parse_cursor(cursor: &Cursor) -> Option<(i64, i64)> {
-    let (at, row) = cursor.0.split_first_chunk::<8>()?;
+    parse_position(&cursor.0)
+}
+
+/// Decodes an instant and a row.
+pub(super) fn parse_position(bytes: &[u8]) -> Option<(i64, i64)> {
+    let (at, row) = bytes.split_first_chunk::<8>()?;
     Some((i64::from_be_bytes(*at), i64::from_be_bytes(row.try_into().ok()?)))
 }
 

@@ -311,6 +311,57 @@ async fn a_policy_goes_when_no_record_can_name_it() {
 }
 
 #[tokio::test]
+async fn a_policy_goes_although_ranges_are_due() {
+    let subject = sqlite();
+    let store = &*subject.store;
+    let policy = Policy::default().with(|policy| {
+        policy.retention = TICK;
+        policy.tombstone = Duration::ZERO;
+    });
+    let name = TestRecord::fresh();
+    let going = Draft { purge_in: Some(TICK), policy: Arc::new(policy), ..draft(&name, State::Completed) };
+    put(store, &insert(&name, going)).await;
+    subject.hands.advance(Duration::from_secs(30 * 24 * 3600));
+    assert_eq!(reap_all(store, ReapTarget::Policies).await.removed, 0, "a range may have a record under it");
+    reap_all(store, ReapTarget::Records).await;
+    put_completed(&subject, Duration::ZERO).await;
+    subject.hands.advance(TICK);
+    assert!(due(store, State::InProgress, 1).await.is_empty(), "now it is ordered");
+    assert_eq!(number(&subject, "select count(*) from ibid_reap_range"), 1, "a range is due");
+    let count = browse(store).count_reapable(ReapTarget::Policies).await.expect("a count");
+    assert_eq!(count.remove, 1);
+    assert_eq!(reap_all(store, ReapTarget::Policies).await.removed, 1);
+}
+
+#[tokio::test]
+async fn no_policy_goes_while_too_many_records_are_open() {
+    let subject = sqlite();
+    let store = &*subject.store;
+    let policy = Policy::default().with(|policy| {
+        policy.retention = TICK;
+        policy.tombstone = Duration::ZERO;
+    });
+    let name = TestRecord::fresh();
+    let going = Draft { purge_in: Some(TICK), policy: Arc::new(policy), ..draft(&name, State::Completed) };
+    put(store, &insert(&name, going)).await;
+    put(store, &fresh(&TestRecord::fresh(), LONG)).await;
+    subject.hands.advance(Duration::from_secs(30 * 24 * 3600));
+    reap_all(store, ReapTarget::Records).await;
+    // More than a step may read, so one behind them may name any policy.
+    let more = "with recursive n (n) as (select 1 union all select n + 1 from n where n < 10000)
+        insert into ibid_record (id, count, nonce, birth, state, flags, policy, created_at, due_at, watch_at,
+                                 tenant, method, path, key)
+        select randomblob(16), 2, 1, 1, r.state, r.flags, r.policy, r.created_at, r.due_at, r.due_at,
+               r.tenant, r.method, r.path, n
+        from n, ibid_record r";
+    sql(&subject.file.path(), more);
+    assert_eq!(reap_all(store, ReapTarget::Policies).await.removed, 0);
+    sql(&subject.file.path(), "delete from ibid_record where count = 2 and key = '7'");
+    sql(&subject.file.path(), "delete from ibid_record where count = 2 and key = '8'");
+    assert_eq!(reap_all(store, ReapTarget::Policies).await.removed, 1, "now it reads all of them");
+}
+
+#[tokio::test]
 async fn a_change_past_its_deadline_is_not_sent() {
     let subject = sqlite();
     let name = TestRecord::fresh();

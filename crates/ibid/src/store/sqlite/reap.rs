@@ -59,7 +59,10 @@ pub(super) fn count(
         ReapTarget::Records => (include_str!("sql/ripe_index.sql"), now.as_micros()),
         ReapTarget::Effects { keep } => (include_str!("sql/ripe_effects.sql"), before(now, keep)),
         ReapTarget::History { keep } => (include_str!("sql/ripe_history.sql"), before(now, keep)),
-        ReapTarget::Policies => (include_str!("sql/ripe_policies.sql"), now.as_micros()),
+        ReapTarget::Policies => {
+            let mut policies = connection.prepare_cached(include_str!("sql/ripe_policies.sql"))?;
+            return policies.query_row(params![now.as_micros(), NAMED_MAX], count);
+        }
         ReapTarget::Room => return Ok(ReapCount::default()),
     };
     let mut total = connection.prepare_cached(sql)?.query_row([by], count)?;
@@ -295,8 +298,12 @@ fn policies(connection: &Connection, limit: u32, now: Timestamp) -> rusqlite::Re
     if !order::order_rows(connection)? {
         return Ok(ReapStep { next: Some(Cursor::of_i64(0)), ..ReapStep::default() });
     }
+    let mut look = connection.prepare_cached(include_str!("sql/reap_policies_look.sql"))?;
+    if !look.query_row([now.as_micros()], |row| row.get::<_, bool>(0))? {
+        return Ok(ReapStep::default());
+    }
     let mut remove = connection.prepare_cached(include_str!("sql/reap_policies.sql"))?;
-    let removed = remove.execute(params![now.as_micros(), limit])? as u64;
+    let removed = remove.execute(params![now.as_micros(), limit, NAMED_MAX])? as u64;
     let next = (removed == u64::from(limit)).then_some(Cursor::of_i64(0));
     Ok(ReapStep { removed, next, ..ReapStep::default() })
 }
@@ -345,6 +352,10 @@ const SORTED_AHEAD: u32 = 64;
 
 /// Ranges in one step at most. A range costs a pass over its rows even if only few of them go.
 const RANGES_MAX: u32 = 16;
+
+/// Open records, and records that are long overdue, that a step over policies reads at most: ten milliseconds, and commits wait.
+/// With more no policy goes, because one of those that were not read may name it. A policy that stays costs a row.
+const NAMED_MAX: u32 = 10_000;
 
 /// Pages that one step returns at most: moving them takes some milliseconds, and commits wait.
 const PAGES_MAX: u32 = 512;

@@ -74,15 +74,17 @@ fn durability(connection: &Connection) -> rusqlite::Result<Vec<Setting>> {
 
 fn open_cases(connection: &Connection) -> rusqlite::Result<OpenCases> {
     let mut cases = OpenCases::default();
+    // An operator asks once, and wants all of them counted.
     let mut open = connection.prepare(include_str!("sql/count_open.sql"))?;
-    let mut rows = open.query([])?;
+    let mut rows = open.query([i64::MAX])?;
     while let Some(row) = rows.next()? {
         if row.get::<_, u8>(0)? == State::UNSETTLED.code() {
             cases.unknown = row.get::<_, i64>(1)?.cast_unsigned();
         }
     }
     let letters = include_str!("sql/count_dead_letters.sql");
-    cases.dead_letters = connection.query_row(letters, [], |row| row.get::<_, i64>(0))?.cast_unsigned();
+    cases.dead_letters =
+        connection.query_row(letters, [i64::MAX], |row| row.get::<_, i64>(0))?.cast_unsigned();
     let states = effects_for_operators();
     let effects = connection.query_row(include_str!("sql/effects.sql"), states, |row| {
         Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get::<_, i64>(1)?.cast_unsigned()))

@@ -1,13 +1,14 @@
 //! The bounded queue between the async side and the thread that writes. It decides what shares a transaction.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use foldhash::fast::RandomState;
 use ibid_core::change::{Change, Commit};
 use ibid_core::record::Version;
-use ibid_core::scope::RecordId;
+use ibid_core::scope::{RecordId, Tenant};
 use ibid_core::store::{RenewOutcome, StoreError};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::oneshot::Sender;
@@ -88,8 +89,7 @@ struct Lanes {
     closures: VecDeque<Closure>,
     /// Groups and closures take turns, so that neither waits for the whole of the other.
     is_closures_turn: bool,
-    /// Bytes of the queued commits, about.
-    weight: usize,
+    weight: QueuedWeight,
     closed: bool,
 }
 
@@ -128,11 +128,12 @@ impl JobQueue {
         if lanes.closed {
             return Err(QueueRefusal::Closed);
         }
-        let is_full = lanes.weight >= WEIGHT_MAX;
         match job {
-            Job::Commit(job) if is_full && job.send_by.is_some() => return Err(QueueRefusal::Full),
+            Job::Commit(job) if job.send_by.is_some() && lanes.weight.is_full_for(&job.change) => {
+                return Err(QueueRefusal::Full);
+            }
             Job::Commit(job) => {
-                lanes.weight += weight(&job.change);
+                lanes.weight.add(&job.change);
                 lanes.commits.push_back(job);
             }
             Job::Renew(job) => lanes.renewals.push_back(job),
@@ -231,7 +232,7 @@ impl Lanes {
             if bytes > GROUP_BYTES_MAX && !commits.is_empty() {
                 break;
             }
-            self.weight -= weight(&job.change);
+            self.weight.subtract(&job.change);
             commits.extend(self.commits.pop_front());
         }
         Next::Group(Group { renewals, commits, chores: self.next_chores() })
@@ -264,6 +265,52 @@ impl Drop for Serving {
     }
 }
 
+/// Bytes of the queued commits, about. One tenant may fill half of the bound.
+///
+/// T1 (a tenant) sends 64 requests with bodies of a megabyte at once; without a share for each tenant, the begins of all
+/// others would be refused until the disk has taken them.
+#[derive(Default)]
+struct QueuedWeight {
+    total: usize,
+    by_tenant: HashMap<Tenant, usize, RandomState>,
+}
+
+impl QueuedWeight {
+    /// Returns whether another begin has to be refused.
+    fn is_full_for(&self, change: &Change) -> bool {
+        let queued = tenant(change).and_then(|tenant| self.by_tenant.get(tenant));
+        self.total >= WEIGHT_MAX || queued.is_some_and(|queued| *queued >= WEIGHT_MAX / TENANT_PART)
+    }
+
+    fn add(&mut self, change: &Change) {
+        let weight = weight(change);
+        self.total += weight;
+        let Some(tenant) = tenant(change) else { return };
+        match self.by_tenant.get_mut(tenant) {
+            Some(queued) => *queued += weight,
+            None => drop(self.by_tenant.insert(tenant.clone(), weight)),
+        }
+    }
+
+    fn subtract(&mut self, change: &Change) {
+        let weight = weight(change);
+        self.total -= weight;
+        let Some(tenant) = tenant(change) else { return };
+        if let Some(queued) = self.by_tenant.get_mut(tenant) {
+            *queued -= weight;
+            if *queued == 0 {
+                self.by_tenant.remove(tenant);
+            }
+        }
+    }
+}
+
+/// Returns the tenant that a change counts for; `None` if it writes no record, so that it is no begin, and in a deployment without
+/// tenants, where there is no other one to leave room for.
+fn tenant(change: &Change) -> Option<&Tenant> {
+    change.draft.as_ref().map(|draft| &draft.identity.tenant).filter(|tenant| !tenant.is_only())
+}
+
 /// Returns about how many bytes a change takes in memory and on disk.
 fn weight(change: &Change) -> usize {
     ROW_BYTES + change.body_bytes()
@@ -275,6 +322,9 @@ const ROW_BYTES: usize = 1 << 10;
 /// Largest weight of queued changes before begins are refused. At a kilobyte for a small change this is over a second of
 /// a fast disk's work; a change that waits longer is past its client's patience.
 const WEIGHT_MAX: usize = 64 << 20;
+
+/// One tenant may have one byte in this many of [`WEIGHT_MAX`], as of all bounds that tenants share.
+const TENANT_PART: usize = 2;
 
 /// Most closures that wait. Each takes a flush, so the last of them waits for seconds.
 const CLOSURES_MAX: usize = 4096;
@@ -296,8 +346,9 @@ const GROUP_BYTES_MAX: usize = 4 << 20;
 
 #[cfg(test)]
 mod tests {
-    use ibid_core::change::Expect;
-    use ibid_core::record::Nonce;
+    use ibid_core::change::{BodyKind, Expect, StoredBody};
+    use ibid_core::record::{Nonce, State};
+    use ibid_testkit::contract::{TestRecord, draft, insert};
     use rusqlite::Connection;
     use tokio::sync::oneshot;
 
@@ -408,6 +459,32 @@ mod tests {
         queue.push(change(2, None)).expect("a finish is never refused");
         queue.push(renewal()).expect("a renewal is never refused");
         assert_eq!(take(&queue).1.len(), CHANGES_MAX);
+    }
+
+    #[test]
+    fn one_tenant_leaves_room_for_the_begins_of_others() {
+        let begin = |name: &str| {
+            let name = TestRecord::of(name, "key-1");
+            let request = StoredBody { kind: BodyKind::Request, data: vec![7; 1 << 20].into() };
+            let change = Change { bodies: vec![request], ..insert(&name, draft(&name, State::InProgress)) };
+            Job::Commit(CommitJob {
+                change: Arc::new(change),
+                send_by: Some(Instant::now()),
+                reply: oneshot::channel().0,
+            })
+        };
+        let push_all = |queue: &JobQueue, tenant| {
+            (0..WEIGHT_MAX >> 20).take_while(|_| queue.push(begin(tenant)).is_ok()).count()
+        };
+        let queue = JobQueue::new();
+        assert_eq!(push_all(&queue, "greedy"), 32, "half");
+        assert_eq!(push_all(&queue, "other"), 32, "the other half");
+        assert_eq!(queue.push(begin("third")), Err(QueueRefusal::Full), "the bound of all");
+        while !take(&queue).1.is_empty() {}
+        assert_eq!(push_all(&queue, "greedy"), 32, "what is taken out is free again");
+        assert!(queue.lock().weight.by_tenant.len() == 1, "and no other tenant is remembered");
+        let queue = JobQueue::new();
+        assert_eq!(push_all(&queue, Tenant::only().as_str()), 64, "the only tenant may have all");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use ibid_core::change::{BodyKind, LoadedBody};
 use ibid_core::evidence::{self, EventName, Evidence, StoredEvidence};
 use ibid_core::fingerprint::Fingerprint;
 use ibid_core::hex;
-use ibid_core::record::{Nonce, Record};
+use ibid_core::record::{Nonce, Record, State};
 use ibid_core::response::SavedResponse;
 use ibid_core::row::{INLINE_BODY_MAX, TOMBSTONE_FLAG, bits};
 use ibid_core::scope::RecordId;
@@ -235,6 +235,8 @@ fn record_json(row: &CopiedRecord, policy: i64) -> Value {
         "ran_at": at(record.ran_at),
         "completed_at": at(record.completed_at),
         "due_at": at(record.due_at),
+        // Whether upkeep has to look at it: it is due at some time, or open.
+        "watched": record.due_at.is_some() || record.state != State::FINAL,
         "expires_at": at(record.expires_at),
         "purge_at": at(record.purge_at),
         "reap_at": reap_at.as_micros(),

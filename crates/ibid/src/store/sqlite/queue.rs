@@ -90,6 +90,8 @@ struct Lanes {
     /// Groups and closures take turns, so that neither waits for the whole of the other.
     is_closures_turn: bool,
     weight: QueuedWeight,
+    /// Changes that the writer gathers. It is woken once, by the last of them; zero: it is woken by any job.
+    gathering: usize,
     closed: bool,
 }
 
@@ -147,8 +149,12 @@ impl JobQueue {
             Job::Closure(_) if lanes.closures.len() >= CLOSURES_MAX => return Err(QueueRefusal::Full),
             Job::Closure(closure) => lanes.closures.push_back(closure),
         }
+        // A wake for each change that is gathered would cost its caller a system call, and the processor of the next caller.
+        let is_gathered = lanes.commits.len() >= lanes.gathering;
         drop(lanes);
-        self.filled.notify_one();
+        if is_gathered {
+            self.filled.notify_one();
+        }
         Ok(())
     }
 
@@ -175,11 +181,13 @@ impl JobQueue {
     /// Waits until `expected` changes are queued, or `gather` is over.
     fn gather(&self, lanes: &mut MutexGuard<'_, Lanes>, expected: usize, gather: Duration) {
         let until = Instant::now() + gather;
+        lanes.gathering = expected;
         while lanes.commits.len() < expected && !lanes.closed {
             if self.filled.wait_until(lanes, until).timed_out() {
                 break;
             }
         }
+        lanes.gathering = 0;
     }
 
     /// Takes no more jobs; those that are queued are still done.
@@ -485,6 +493,24 @@ mod tests {
         assert!(queue.lock().weight.by_tenant.len() == 1, "and no other tenant is remembered");
         let queue = JobQueue::new();
         assert_eq!(push_all(&queue, Tenant::only().as_str()), 64, "the only tenant may have all");
+    }
+
+    #[test]
+    fn a_gathering_ends_with_the_last_change_it_expects() {
+        let queue = JobQueue::new();
+        let taker = queue.clone();
+        queue.push(change(1, None)).expect("there is room");
+        // It would wait for a day.
+        let thread = std::thread::spawn(move || match taker.take(None, 3, Duration::from_secs(86_400)) {
+            Next::Group(group) => (group.renewals.len(), group.commits.len()),
+            Next::Closure(_) | Next::Idle | Next::Closed => (0, 0),
+        });
+        for job in [renewal(), change(2, None), change(3, None)] {
+            queue.push(job).expect("there is room");
+        }
+        assert_eq!(thread.join().expect("it returns"), (1, 3));
+        queue.push(change(4, None)).expect("there is room");
+        assert_eq!(take(&queue), (0, vec![4]), "and what comes next gathers nothing");
     }
 
     #[test]

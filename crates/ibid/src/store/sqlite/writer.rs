@@ -43,7 +43,7 @@ pub(super) struct Writer {
     is_dirty: bool,
     /// Instant of the next check of the log's size.
     log_look_at: Instant,
-    /// Changes of the last group, and how long its commit took.
+    /// Changes of the last group, and how long its COMMIT took.
     last: (usize, Duration),
 }
 
@@ -92,7 +92,9 @@ impl Writer {
     /// Returns how many changes to wait for, and how long.
     ///
     /// Callers that were just answered send their next change a moment later. Without a pause they would split into two
-    /// cohorts that commit in turn, each half as large. A lone caller never waits: its last group was small.
+    /// cohorts that commit in turn, each half as large. A pause saves one COMMIT at most: the statements of a change cost the
+    /// same in a group of any size. So the pause is a part of that, and not of the whole transaction, which grows with the
+    /// group. A lone caller never waits: its last group was small.
     fn gathering(&self) -> (usize, Duration) {
         let (changes, took) = self.last;
         match changes < GATHER_MIN {
@@ -108,7 +110,6 @@ impl Writer {
             return;
         }
         self.is_dirty = true;
-        let started = Instant::now();
         let changes = group.commits.len();
         let leases: u64 = group.renewals.iter().map(|job| job.leases.len() as u64).sum();
         match self.commit_group(&mut group) {
@@ -116,7 +117,7 @@ impl Writer {
                 self.counters.commits.fetch_add(1, Ordering::Relaxed);
                 self.counters.changes.fetch_add(changes as u64, Ordering::Relaxed);
                 self.counters.renewals.fetch_add(leases, Ordering::Relaxed);
-                self.last = (changes, started.elapsed());
+                self.last = (changes, outcomes.flushed_in);
                 outcomes.reply(group);
             }
             Err(failure) => {
@@ -130,7 +131,7 @@ impl Writer {
     /// rest is run again.
     fn commit_group(&mut self, group: &mut Group) -> Result<GroupOutcomes, GroupFailure> {
         self.set_flush(group.must_flush()).and_then(|()| self.begin()).map_err(GroupFailure::unwritten)?;
-        let outcomes = match self.apply(group) {
+        let mut outcomes = match self.apply(group) {
             Ok(outcomes) => outcomes,
             Err((error, kind)) => {
                 self.roll_back(error::spoils_connection(&error));
@@ -144,7 +145,10 @@ impl Writer {
         };
         // `begin` leaves a connection.
         let connection = self.connection.as_ref().expect("a transaction is open");
-        run(connection, "commit").map(|()| outcomes).map_err(|error| {
+        let started = Instant::now();
+        let committed = run(connection, "commit");
+        outcomes.flushed_in = started.elapsed();
+        committed.map(|()| outcomes).map_err(|error| {
             let is_unwritten = error::refused_commit(&error);
             self.roll_back(error::spoils_connection(&error));
             GroupFailure { error: Arc::new(error), is_unwritten }
@@ -185,7 +189,7 @@ impl Writer {
                 Err(error) => return Err((error, Some(chore.kind()))),
             }
         }
-        Ok(GroupOutcomes { renewals, commits })
+        Ok(GroupOutcomes { renewals, commits, flushed_in: Duration::ZERO })
     }
 
     /// Sets whether the next commit is flushed. A transaction that holds only a step of the reaper is not: in a write-ahead
@@ -262,6 +266,8 @@ impl Writer {
 struct GroupOutcomes {
     renewals: Vec<Vec<RenewOutcome>>,
     commits: Vec<Result<Commit, StoreError>>,
+    /// Time that COMMIT took.
+    flushed_in: Duration,
 }
 
 impl GroupOutcomes {
@@ -372,7 +378,7 @@ const LOG_LOOK_EVERY: Duration = Duration::from_secs(10);
 /// A group of fewer changes is not worth waiting for its callers.
 const GATHER_MIN: usize = 4;
 
-/// The writer waits for at most this part of the time that its last commit took.
+/// The writer waits for at most this part of the time that its last COMMIT took.
 const GATHER_PART: u32 = 8;
 
 /// The writer never waits longer than this for callers, however slow the disk is.

@@ -138,15 +138,22 @@ const SMALL: &[&str] =
 
 /// Statements that scan all the same: the table, and the index if it has few of the table's rows.
 const SCANS: &[(&str, &str, &str)] = &[
-    // Records and effects that wait for upkeep or an operator, by an index that has no others.
-    // Only the first of them: see the test of counts.
+    // Records and effects that wait for upkeep or an operator, by an index that has no others, and a bounded number of them: see the
+    // test of counts.
     ("count_dead_letters.sql", "ibid_record", "ibid_record_dead_letter"),
     ("count_effects.sql", "ibid_effect", "ibid_effect_dead"),
     ("reap_policies.sql", "r", "ibid_record_open"),
     ("ripe_policies.sql", "r", "ibid_record_open"),
+    // What these statements have read, and the states of records.
+    ("reap_policies.sql", "open", ""),
+    ("reap_policies.sql", "overdue", ""),
+    ("ripe_policies.sql", "open", ""),
+    ("ripe_policies.sql", "overdue", ""),
+    ("count_open.sql", "k", ""),
     // Policies: as many as routes. Ranges: one for a thousand records.
     ("policies.sql", "ibid_policy", ""),
     ("reap_policies.sql", "p", ""),
+    ("reap_policies_look.sql", "ibid_policy", ""),
     ("ripe_policies.sql", "p", ""),
     ("ripe_ranges.sql", "ibid_reap_range", ""),
     // A table of one row.

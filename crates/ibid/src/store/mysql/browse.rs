@@ -16,7 +16,7 @@ use ibid_core::time::Timestamp;
 
 use super::connection::MysqlConnection;
 use super::failure::{self, store_error};
-use super::read::{ListPosition, next_position, statement};
+use super::read::{ListPosition, next_position, read_rows_of, statement};
 use super::row::{self, DbRow};
 use super::{KIND, MysqlCore, policies};
 
@@ -113,9 +113,9 @@ impl MysqlCore {
             ];
             let rows = read_slowly(&mut connection, OP, &statement(OP, sql, &params)?).await?;
             let learnt = policies::learn(&self.policies, &mut connection, row::policies_of(&rows)).await;
-            learnt.map_err(|error| store_error(OP, error))?;
+            let policies = learnt.map_err(|error| store_error(OP, error))?;
             let next = next_position(OP, &rows, missing)?;
-            records.extend(self.read_rows_of(OP, &rows, missing));
+            records.extend(read_rows_of(OP, &policies, &rows, missing));
             // Full, or the last piece.
             let Some(end) = end.filter(|_| next.is_none()) else { return Ok(Page { items: records, next }) };
             from = ListPosition { at: 0, id: end };

@@ -18,6 +18,7 @@ use super::connection::MysqlConnection;
 use super::failure::{self, MysqlFailureReach, store_error};
 use super::row::{self, DbRow};
 use super::{KIND, MysqlCore, literal, policies};
+use crate::store::policy_cache::RowPolicies;
 
 impl MysqlCore {
     pub(super) async fn load(&self, id: RecordId) -> Result<Option<StoredRecord>, StoreError> {
@@ -37,8 +38,8 @@ impl MysqlCore {
         // The statement has no other parameter.
         let text = literal::statement(LOAD, &params).unwrap_or_default();
         let rows = connection.run(&text).await?;
-        policies::learn(&self.policies, connection, row::policies_of(&rows)).await?;
-        Ok(rows.first().map(|row| row::read_stored(&self.policies, row)).transpose())
+        let policies = policies::learn(&self.policies, connection, row::policies_of(&rows)).await?;
+        Ok(rows.first().map(|row| row::read_stored(&policies, row)).transpose())
     }
 
     /// Returns one page of due records. The page may be shorter than `limit` and still have a next one, if some of its rows
@@ -63,11 +64,10 @@ impl MysqlCore {
             let mut connection = self.pools.short(OP).await?;
             let failed = |error| store_error(OP, error);
             let rows = connection.run(&text).await.map_err(failed)?;
-            policies::learn(&self.policies, &mut connection, row::policies_of(&rows))
-                .await
-                .map_err(failed)?;
+            let learnt = policies::learn(&self.policies, &mut connection, row::policies_of(&rows)).await;
+            let policies = learnt.map_err(failed)?;
             let next = next_position(OP, &rows, limit)?;
-            let page = Page { items: self.read_rows_of(OP, &rows, limit), next };
+            let page = Page { items: read_rows_of(OP, &policies, &rows, limit), next };
             match page.next.as_ref() {
                 // All of them are unreadable: they must not hide those behind them.
                 Some(next) if page.items.is_empty() => from = ListPosition::parse(OP, next)?,
@@ -75,17 +75,6 @@ impl MysqlCore {
             }
         }
         Ok(Page { items: Vec::new(), next: Some(from.cursor()) })
-    }
-
-    /// Reads the records of the first `limit` rows that can be read, and logs that others cannot.
-    pub(super) fn read_rows_of(&self, op: &'static str, rows: &[DbRow], limit: u32) -> Vec<StoredRecord> {
-        let rows = &rows[..rows.len().min(limit as usize)];
-        let (records, unreadable) = row::readable(&self.policies, rows);
-        if let Some((record, reason)) = unreadable {
-            let count = rows.len() - records.len();
-            tracing::error!(op, count, %record, reason = reason.0, "records can't be read and are left out");
-        }
-        records
     }
 
     pub(super) async fn renew_leases(
@@ -149,6 +138,22 @@ impl MysqlCore {
         let text = statement(op, sql, params)?;
         retrying!(self, op, |connection| connection.run(&text))
     }
+}
+
+/// Reads the records of the first `limit` rows that can be read, and logs that others cannot.
+pub(super) fn read_rows_of(
+    op: &'static str,
+    policies: &RowPolicies,
+    rows: &[DbRow],
+    limit: u32,
+) -> Vec<StoredRecord> {
+    let rows = &rows[..rows.len().min(limit as usize)];
+    let (records, unreadable) = row::readable(policies, rows);
+    if let Some((record, reason)) = unreadable {
+        let count = rows.len() - records.len();
+        tracing::error!(op, count, %record, reason = reason.0, "records can't be read and are left out");
+    }
+    records
 }
 
 /// Runs work on a connection for short statements, and again after a deadlock or a lock wait, both of which leave nothing

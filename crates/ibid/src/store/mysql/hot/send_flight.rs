@@ -155,11 +155,8 @@ async fn load(
 ) -> Result<HashMap<RecordId, Result<StoredRecord, UnreadableRow>>, Error> {
     let source = batch::ids(ids.iter().map(|id| &id.as_bytes()[..]));
     let rows = connection.run(&source.within(include_str!("landed.sql"))).await?;
-    policies::learn(&core.policies, connection, row::policies_of(&rows)).await?;
-    Ok(rows
-        .iter()
-        .filter_map(|row| Some((row::id_of(row)?, row::read_stored(&core.policies, row))))
-        .collect())
+    let policies = policies::learn(&core.policies, connection, row::policies_of(&rows)).await?;
+    Ok(rows.iter().filter_map(|row| Some((row::id_of(row)?, row::read_stored(&policies, row)))).collect())
 }
 
 /// Returns the statements of a flight: the inserts, the finishes, and the question which of them were written.

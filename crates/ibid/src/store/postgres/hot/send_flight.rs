@@ -181,12 +181,9 @@ impl FlightRequest<'_> {
         if !begins.is_empty() {
             self.core.taken_ids.note(!taken.is_empty());
         }
-        policies::learn(&self.core.policies, self.connection, taken.iter().filter_map(NestedRow::policy))
-            .await?;
-        let taken = taken
-            .iter()
-            .filter_map(|row| Some((row.id()?, row.to_stored(&self.core.policies, now))))
-            .collect();
+        let named = taken.iter().filter_map(NestedRow::policy);
+        let policies = policies::learn(&self.core.policies, self.connection, named).await?;
+        let taken = taken.iter().filter_map(|row| Some((row.id()?, row.to_stored(&policies, now)))).collect();
         let results = Results { now, tids, done, taken, all_done: finishes.len(), begun: begins.len() };
         Ok(self.landings(results, &begins))
     }

@@ -16,6 +16,7 @@ use tokio_postgres::{Client, NoTls};
 
 mod bodies;
 mod checkup;
+mod commit_settings;
 mod failover;
 mod faults;
 mod insert_race;

@@ -235,6 +235,7 @@ fn record_json(row: &CopiedRecord, policy: i64) -> Value {
         "ran_at": at(record.ran_at),
         "completed_at": at(record.completed_at),
         "due_at": at(record.due_at),
+        "watched": super::is_watched(record.state, record.due_at.is_some()),
         "expires_at": at(record.expires_at),
         "purge_at": at(record.purge_at),
         "reap_at": reap_at.as_micros(),

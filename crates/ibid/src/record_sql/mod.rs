@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use ibid_core::change::{BodyKind, Change, Expect, History, InstantChange, Stamp, StoredRecord};
 use ibid_core::policy::Policy;
-use ibid_core::record::{Nonce, Record, Version};
+use ibid_core::record::{Nonce, Record, State, Version};
 use ibid_core::row::{self, RECORD_COLUMNS, RecordColumns, RowCells, UnreadableRow, bits, micros};
 use ibid_core::scope::RecordId;
 use ibid_core::sql::Type::{Bytes as Blob, I64};
@@ -161,6 +161,9 @@ async fn write_row(
 ) -> Result<Option<Timestamp>, SqlError> {
     let mut params = columns.params().to_vec();
     params.extend([instant(options.now), options.lasts()]);
+    if tx.dialect() == Dialect::Postgres {
+        params.push(Param::Bool(is_watched(columns.draft.state, columns.draft.due_in.is_some())));
+    }
     let (statement, expected) = match change.expect {
         Expect::Absent => (&INSERT, None),
         Expect::Version(version) => (&UPDATE, Some((version, false))),
@@ -187,6 +190,12 @@ async fn write_row(
     }
     tx.execute(statement, &params).await?;
     written_at(tx.query(&WRITTEN_ON_MYSQL, &key(columns.version)).await?)
+}
+
+/// Returns whether a record is in the order of due records: something is due, or it waits for upkeep, a retry or an operator. The
+/// statements take it as a value, so that none of them interprets a state.
+pub(crate) fn is_watched(state: State, is_due_ever: bool) -> bool {
+    is_due_ever || State::WAITING.contains(&state)
 }
 
 fn version_params(version: Version) -> [Param<'static>; 2] {

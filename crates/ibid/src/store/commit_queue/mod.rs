@@ -4,6 +4,7 @@
 //! New records and their finishes fly. Every other change goes by the plain path, one transaction each, on other connections
 //! and a bounded number at a time. So a record that is locked, unreadable or refused delays and fails only itself.
 
+mod begin_queues;
 mod queue;
 
 use std::panic::AssertUnwindSafe;
@@ -106,10 +107,8 @@ impl<C: Committer> CommitQueue<C> {
         {
             let mut queue = self.0.queue.lock();
             // Only begins whose client can give up are refused; a finish always gets in.
-            if send_by.is_some()
-                && let Some(oldest) = queue.full_since(&change, now)
-            {
-                tracing::debug!(oldest_ms = oldest.as_millis(), "a begin was refused: too many wait");
+            if send_by.is_some() && queue.is_full_for(&change, &path) {
+                tracing::debug!("a begin was refused: too many wait, of its tenant or of all");
                 return Err(StoreError::overloaded(C::KIND, OP));
             }
             queue.push(Item { change, reply, queued_at: now, send_by }, path);

@@ -11,6 +11,8 @@ use ibid_core::scope::RecordId;
 use ibid_core::store::StoreError;
 use tokio::sync::oneshot;
 
+use super::begin_queues::{BeginQueue, TurnQueue};
+
 /// A change that waits to be sent, and its caller.
 #[derive(Debug)]
 pub(in super::super) struct Item {
@@ -40,12 +42,12 @@ pub(in super::super) enum Path<P> {
 pub(super) struct Queue<P> {
     /// Finishes go first, and are bounded by the number of attempts.
     finishes: VecDeque<(Item, P)>,
-    begins: VecDeque<Item>,
+    begins: BeginQueue,
     /// Releases, late finishes and changes that a flight could not write. They go first: their number is bounded by the attempts
     /// and flights, and one tenant's begins must not delay the finishes of others.
     plain: VecDeque<Item>,
     /// Begins that take the plain path, such as accepted requests with their bodies. Their clients can give up.
-    plain_begins: VecDeque<Item>,
+    plain_begins: TurnQueue,
     /// Plain changes whose row was locked at their first try.
     contended: VecDeque<Item>,
     /// Busy ids, each with the changes that are parked behind it.
@@ -84,9 +86,9 @@ impl<P> Default for Queue<P> {
     fn default() -> Queue<P> {
         Queue {
             finishes: VecDeque::new(),
-            begins: VecDeque::new(),
+            begins: BeginQueue::default(),
             plain: VecDeque::new(),
-            plain_begins: VecDeque::new(),
+            plain_begins: TurnQueue::default(),
             contended: VecDeque::new(),
             busy: HashMap::default(),
             flights: 0,
@@ -117,16 +119,19 @@ impl<P> Queue<P> {
         }
     }
 
-    /// Returns how long the oldest begin has waited, if `change` is a begin and too many of them wait.
-    pub(super) fn full_since(&self, change: &Change, now: Instant) -> Option<Duration> {
+    /// Returns whether `change` is a begin, and too many of those that take its path wait: of its tenant or of all, or behind
+    /// its id.
+    pub(super) fn is_full_for(&self, change: &Change, path: &Path<P>) -> bool {
         if change.expect != Expect::Absent {
-            return None;
+            return false;
         }
-        let parked = self.busy.get(&change.id).and_then(|parked| too_many(parked, PARKED_MAX));
-        let oldest = too_many(&self.begins, QUEUE_MAX)
-            .or_else(|| too_many(&self.plain_begins, QUEUE_MAX))
-            .or(parked.map(|(item, _)| item))?;
-        Some(now.saturating_duration_since(oldest.queued_at))
+        let tenant = change.draft.as_ref().map(|draft| &draft.identity.tenant);
+        let is_full = match path {
+            Path::Begin => self.begins.is_full_for(tenant, QUEUE_MAX),
+            Path::Plain => self.plain_begins.is_full_for(tenant, QUEUE_MAX),
+            Path::Finish(_) => false,
+        };
+        is_full || self.busy.get(&change.id).is_some_and(|parked| parked.len() >= PARKED_MAX)
     }
 
     /// Frees the id of a change that was written or given up, and queues the change that is parked behind it.
@@ -228,11 +233,6 @@ impl<P> Queue<P> {
     }
 }
 
-/// Returns the first entry of a queue that has `max` or more.
-fn too_many<T>(queue: &VecDeque<T>, max: usize) -> Option<&T> {
-    queue.front().filter(|_| queue.len() >= max)
-}
-
 impl Item {
     /// Returns whether the change is a begin whose client can give up.
     fn may_be_dropped(&self) -> bool {
@@ -272,7 +272,7 @@ const PATIENCE: Duration = Duration::from_millis(25);
 /// Bytes of bodies in one flight, for the same reason as [`BATCH_MAX`]: four responses of the largest default size.
 const BATCH_BYTES_MAX: usize = 4 << 20;
 
-/// Begins that may wait. At 10,000 a second this is the default `begin_timeout` of work, so a later one would be dropped
+/// Begins of one path that may wait, of all tenants. At 10,000 a second this is the default `begin_timeout` of work, so a later one would be dropped
 /// unsent anyway.
 const QUEUE_MAX: usize = 20_000;
 
@@ -281,6 +281,7 @@ const PARKED_MAX: usize = 1000;
 
 #[cfg(test)]
 mod tests {
+    use ibid_core::scope::{Identity, Tenant};
     use ibid_testkit::contract::{TestRecord, fresh};
 
     use super::*;
@@ -375,6 +376,83 @@ mod tests {
         assert_eq!(waits(queue.take_plain(2)), Some(LockWait::Patient));
         assert_eq!(waits(queue.take_plain(2)), Some(LockWait::Prompt));
         assert_eq!(waits(queue.take_plain(2)), None);
+    }
+
+    /// A begin of a tenant.
+    fn begin_of(tenant: &str) -> Arc<Change> {
+        let mut change = Change::clone(&begin());
+        let draft = change.draft.as_mut().expect("a begin writes");
+        let tenant = Tenant::new(tenant).expect("a good name");
+        draft.identity = Arc::new(Identity { tenant, ..Identity::clone(&draft.identity) });
+        Arc::new(change)
+    }
+
+    /// Queues so many begins of a tenant, whose clients can give up.
+    fn flood(queue: &mut Queue<()>, tenant: &str, path: Path<()>, begins: usize) {
+        for _ in 0..begins {
+            queue.push(item(&begin_of(tenant), Some(Instant::now() + PATIENCE)), path);
+        }
+    }
+
+    #[test]
+    fn a_tenant_fills_half_of_a_queue_and_only_its_own() {
+        for (path, other_path) in [(Path::Begin, Path::Plain), (Path::Plain, Path::Begin)] {
+            let mut queue = Queue::<()>::default();
+            flood(&mut queue, "loud", path, QUEUE_MAX / 2 - 1);
+            assert!(!queue.is_full_for(&begin_of("loud"), &path));
+            flood(&mut queue, "loud", path, 1);
+            assert!(queue.is_full_for(&begin_of("loud"), &path));
+            assert!(!queue.is_full_for(&begin_of("calm"), &path), "half is left to others");
+            assert!(!queue.is_full_for(&begin_of("loud"), &other_path), "the paths are separate");
+            flood(&mut queue, "other", path, QUEUE_MAX / 2);
+            assert!(queue.is_full_for(&begin_of("calm"), &path), "the queue is full");
+            assert!(!queue.is_full_for(&begin_of("calm"), &other_path));
+            let release = Change { expect: Expect::Anything, ..Change::clone(&begin_of("loud")) };
+            assert!(!queue.is_full_for(&release, &path), "only begins are refused");
+        }
+    }
+
+    #[test]
+    fn a_tenant_has_room_again_once_its_begins_left() {
+        let (mut queue, mut late) = (Queue::<()>::default(), Vec::new());
+        flood(&mut queue, "loud", Path::Begin, QUEUE_MAX / 2);
+        flood(&mut queue, "loud", Path::Plain, QUEUE_MAX / 2);
+        for path in [Path::Begin, Path::Plain] {
+            assert!(queue.is_full_for(&begin_of("loud"), &path));
+        }
+        queue.take_flight(Instant::now(), &mut late);
+        queue.take_plain(1);
+        for path in [Path::Begin, Path::Plain] {
+            assert!(!queue.is_full_for(&begin_of("loud"), &path));
+        }
+    }
+
+    #[test]
+    fn an_only_tenant_may_fill_a_queue() {
+        let mut queue = Queue::<()>::default();
+        let only = Tenant::only();
+        for path in [Path::Begin, Path::Plain] {
+            flood(&mut queue, only.as_str(), path, QUEUE_MAX - 1);
+            assert!(!queue.is_full_for(&begin_of(only.as_str()), &path));
+            flood(&mut queue, only.as_str(), path, 1);
+            assert!(queue.is_full_for(&begin_of(only.as_str()), &path));
+        }
+    }
+
+    #[test]
+    fn tenants_take_turns_with_plain_begins() {
+        let mut queue = Queue::<()>::default();
+        flood(&mut queue, "loud", Path::Plain, 100);
+        let calm = [begin_of("calm"), begin_of("calm")];
+        for change in &calm {
+            queue.push(item(change, Some(Instant::now() + PATIENCE)), Path::Plain);
+        }
+        let taken: Vec<RecordId> =
+            (0..102).filter_map(|_| queue.take_plain(1)).map(|(item, _)| item.change.id).collect();
+        let places = calm.map(|change| taken.iter().position(|id| *id == change.id));
+        assert_eq!(places, [Some(1), Some(3)]);
+        assert_eq!(taken.len(), 102);
+        assert!(!queue.has_plain());
     }
 
     #[test]

@@ -389,8 +389,11 @@ mod tests {
 
     /// Queues so many begins of a tenant, whose clients can give up.
     fn flood(queue: &mut Queue<()>, tenant: &str, path: Path<()>, begins: usize) {
+        let begin = begin_of(tenant);
         for _ in 0..begins {
-            queue.push(item(&begin_of(tenant), Some(Instant::now() + PATIENCE)), path);
+            let id = RecordId::from_bytes((queue.busy.len() as u128).to_be_bytes());
+            let change = Arc::new(Change { id, ..Change::clone(&begin) });
+            queue.push(item(&change, Some(Instant::now() + PATIENCE)), path);
         }
     }
 

@@ -57,6 +57,10 @@ impl DynamoOptions {
     }
 
     /// Loads region and credentials as every AWS program does.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it changes nothing.
     pub async fn load_sdk_config(&self) -> SdkConfig {
         load_config(self.region.clone(), self.endpoint.clone()).await
     }
@@ -68,6 +72,10 @@ impl DynamoStore {
     /// # Errors
     ///
     /// Fails if the table is missing or is not ibid's, is a global table, or if this node's clock is too far off.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`DynamoStore::open_with`].
     pub async fn open(options: DynamoOptions) -> Result<DynamoStore, OpenError> {
         let config = options.load_sdk_config().await;
         DynamoStore::open_with(&config, options).await
@@ -79,6 +87,11 @@ impl DynamoStore {
     /// # Errors
     ///
     /// As [`DynamoStore::open`].
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped midway, the settings of the table, which the first process writes, may be written or not.
+    /// The next open agrees with them or writes the rest.
     pub async fn open_with(config: &SdkConfig, options: DynamoOptions) -> Result<DynamoStore, OpenError> {
         let (wanted, skew_max) = (options.shards, options.skew_max);
         let mut store = DynamoStore::on_table(config, options).await?;
@@ -102,6 +115,10 @@ impl DynamoStore {
     /// # Errors
     ///
     /// Fails if the table cannot be used, or was first used with other options.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
     pub async fn inspect(config: &SdkConfig, options: DynamoOptions) -> Result<DynamoStore, OpenError> {
         let (wanted, skew_max) = (options.shards, options.skew_max);
         let mut store = DynamoStore::on_table(config, options).await?;

@@ -332,6 +332,10 @@ impl Attempt {
 
     /// Renews the lease after every third of it, until `max_run` is over, another attempt owns the record, or the returned
     /// future is dropped. The future ends with the first two. It need not be polled: the engine renews all leases together.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future ends the renewals. A renewal that was already sent may still arrive.
     pub fn keep_alive(&self) -> impl Future<Output = ()> + Send + use<> {
         let until = self.began_at + self.begun.policy.max_run;
         let renewal = self.ibid.engine().leases.keep(self.begun.clone(), self.leased_at.clone(), until);

@@ -46,6 +46,12 @@ impl Ibid {
     /// # Errors
     ///
     /// Returns an error if the store does not answer, or if it was used with another identity or an unknown secret.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped midway, the store may have this process's secret, secret ids and identity, in this order,
+    /// but nothing runs. The next start agrees with them; if its settings differ from those, it fails like any process with
+    /// other settings.
     pub async fn start(store: Arc<dyn Store>, settings: Settings) -> Result<Ibid, StartError> {
         let (engine, became_unknown) = Engine::start(store, settings).await?;
         Ok(Ibid::join(engine, became_unknown))
@@ -267,6 +273,11 @@ impl Ibid {
     /// # Errors
     ///
     /// Returns why begins would be refused now. A store that does not answer in `within` takes no writes.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped midway, the write may still happen. It changes nothing but the setting that exists for this
+    /// check.
     pub async fn check_ready(&self, within: Duration) -> Result<(), NotReadyError> {
         self.engine().check_ready(within).await
     }

@@ -107,6 +107,10 @@ impl RedisFront {
     /// # Errors
     ///
     /// Fails if the URL can't be used or the store does not answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped midway, the secret may be stored. The next open reads it.
     pub async fn open(
         url: &str,
         store: &dyn Store,

@@ -229,6 +229,10 @@ impl ReapCursors {
 /// # Errors
 ///
 /// Fails if the store cannot be read.
+///
+/// # Cancel safety
+///
+/// Cancel safe: it only reads.
 pub async fn reap_preview(store: &dyn Store, keep: Retention) -> Result<ReapPreview, StoreError> {
     let (store, [records, effects, history, ..]) = (store.require_browse()?, reap_targets(keep));
     Ok(ReapPreview {

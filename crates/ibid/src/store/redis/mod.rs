@@ -117,6 +117,10 @@ impl RedisStore {
     /// # Errors
     ///
     /// Fails if no server answers, or if it could not keep records as the options demand.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped midway, the layout may be stored in an empty server. The next open finds it.
     pub async fn open(url: &str, options: RedisOptions) -> Result<RedisStore, RedisOpenError> {
         let mut target = RedisTarget::parse(url)?;
         target.accept_weak_durability |= options.accept_weak_durability;
@@ -162,6 +166,10 @@ impl RedisStore {
     /// # Errors
     ///
     /// Fails if no server answers or it refuses the user.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
     #[doc(hidden)]
     pub async fn checkup(url: &str) -> Result<Checkup, RedisOpenError> {
         checkup::look(url).await

@@ -48,6 +48,11 @@ impl SqliteStore {
     /// assert_eq!(paid, 1);
     /// # Ok(()) }
     /// ```
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: once the future was polled, the closure runs and commits, although its result is lost if the future
+    /// is dropped.
     pub async fn run<T, E>(
         &self,
         work: impl FnOnce(&mut Connection) -> Result<T, E> + Send + 'static,

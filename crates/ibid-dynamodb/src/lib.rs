@@ -22,6 +22,8 @@
 //!
 //! `item.rs` lists the attributes of a record, `order.rs` the two indexes.
 
+#![warn(missing_debug_implementations, clippy::exhaustive_enums)]
+
 mod bodies;
 mod browse;
 mod client;

@@ -17,6 +17,7 @@ use crate::open::DynamoOptions;
 
 /// State of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "a tool that reports a table has to report all of its states")]
 pub enum TableCheckup {
     /// There is no such table.
     Missing,
@@ -33,6 +34,10 @@ pub enum TableCheckup {
 /// # Errors
 ///
 /// Fails if the service does not answer, or refuses the question.
+///
+/// # Cancel safety
+///
+/// Cancel safe: it only reads.
 pub async fn inspect_table(config: &SdkConfig, options: &DynamoOptions) -> Result<TableCheckup, TableError> {
     describe(&client(config, options), &options.table).await
 }
@@ -46,6 +51,11 @@ pub async fn inspect_table(config: &SdkConfig, options: &DynamoOptions) -> Resul
 ///
 /// Fails if the service does not answer, or refuses. A table that exists, and whose time to live this role may not look at
 /// or change, is only warned about.
+///
+/// # Cancel safety
+///
+/// If the future is dropped midway, the service may go on creating the table, and time to live may stay off. Call it again:
+/// it does the rest.
 pub async fn create_table(config: &SdkConfig, options: &DynamoOptions) -> Result<bool, TableError> {
     let client = client(config, options);
     let is_missing = describe(&client, &options.table).await? == TableCheckup::Missing;
@@ -66,6 +76,10 @@ pub async fn create_table(config: &SdkConfig, options: &DynamoOptions) -> Result
 /// # Errors
 ///
 /// Fails if the service does not answer, or refuses the question.
+///
+/// # Cancel safety
+///
+/// Cancel safe: it only reads.
 pub async fn is_ttl_on(config: &SdkConfig, options: &DynamoOptions) -> Result<bool, TableError> {
     has_ttl(&client(config, options), &options.table).await
 }

@@ -27,6 +27,7 @@ use crate::telemetry;
 
 /// A provider's report about the outcome of a record or an effect.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct EvidenceReport {
     /// Name of the event. A second delivery of the event has the same name.
     pub name: EventName,
@@ -36,6 +37,20 @@ pub struct EvidenceReport {
     pub what: Observation,
     /// Time since the reported outcome was observed.
     pub age: Duration,
+}
+
+impl EvidenceReport {
+    /// Creates a report of an outcome that was observed just now.
+    pub fn new(name: EventName, about: EvidenceSubject, what: Observation) -> EvidenceReport {
+        EvidenceReport { name, about, what, age: Duration::ZERO }
+    }
+
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut EvidenceReport)) -> EvidenceReport {
+        change(&mut self);
+        self
+    }
 }
 
 /// Result of reporting a piece of evidence.

@@ -26,11 +26,19 @@ pub use rows::CopiedPart;
 
 /// One of the two stores of a copy.
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct CopyEnd {
     /// The store that is read or filled.
     pub store: Arc<dyn Store>,
     /// URL of the store without a password, as operators read it.
     pub place: String,
+}
+
+impl CopyEnd {
+    /// Creates one end of a copy. `place` is the store's URL without a password.
+    pub fn new(store: Arc<dyn Store>, place: impl Into<String>) -> CopyEnd {
+        CopyEnd { store, place: place.into() }
+    }
 }
 
 impl std::fmt::Debug for CopyEnd {

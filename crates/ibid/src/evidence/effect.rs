@@ -268,11 +268,17 @@ impl<D: Database> EffectSettler for WorkerHandlers<D> {
                 return EffectEnd::Lost;
             };
             let until = Instant::now() + SETTLE_FOR;
-            let call = EffectCall::new(effect, until);
+            let call = EffectCall::of(effect, until);
             let mut result = match &kept.evidence.what {
                 Observation::Executed(answer) => {
-                    let made = handler.on_evidence(&call, reported_result(answer));
-                    EffectResult::made(EffectEvent::Verified(Some(true)), made)
+                    match handler.on_evidence(&call, reported_result(answer)) {
+                        Ok(made) => EffectResult::made(EffectEvent::Verified(Some(true)), made),
+                        Err(error) => {
+                            // The evidence stays stored until a worker can parse the payload and write the rows.
+                            tracing::error!(effect = effect.seq, %error, "webhook not applied to an effect");
+                            return EffectEnd::Unwritten;
+                        }
+                    }
                 }
                 Observation::NotExecuted | Observation::Nothing => {
                     EffectResult::because(EffectEvent::Verified(Some(false)), "a webhook said: not made")

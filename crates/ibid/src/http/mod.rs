@@ -112,6 +112,7 @@ use ibid_core::scope::Tenant;
 
 /// Facts about a guarded request, for its handler; found in the request's extensions.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct GuardedRequest {
     /// The tenant that sent the request.
     pub tenant: Tenant,
@@ -123,6 +124,20 @@ pub struct GuardedRequest {
     pub after: RecoveryPoint,
     /// The policy that the request runs under.
     pub policy: Arc<Policy>,
+}
+
+impl GuardedRequest {
+    /// Creates the facts about a first attempt, to test a handler without the layer.
+    pub fn new(tenant: Tenant, key: Key, policy: Arc<Policy>) -> GuardedRequest {
+        GuardedRequest { tenant, key, attempt: 1, after: 0, policy }
+    }
+
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut GuardedRequest)) -> GuardedRequest {
+        change(&mut self);
+        self
+    }
 }
 
 /// A handler's statement about the work, for responses whose status does not tell. The handler puts it into the response's

@@ -17,6 +17,7 @@ use crate::record_sql::{self, WriteOptions};
 
 /// Records and effects that an operator must look at.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct DeadLetters {
     /// Records that are dead letters.
     pub records: RecordList,
@@ -77,6 +78,10 @@ impl Operator {
     /// # Errors
     ///
     /// Fails if the store has no outbox, or cannot be read.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
     pub async fn effects(
         &self,
         filter: EffectFilter,
@@ -90,6 +95,10 @@ impl Operator {
     /// # Errors
     ///
     /// Fails if there is none, or the store cannot be read.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
     pub async fn effect(&self, seq: i64) -> Result<StoredEffect, OperatorError> {
         let store = self.outbox()?;
         let now = store.now();
@@ -133,6 +142,10 @@ impl Operator {
     /// # Errors
     ///
     /// Fails if the store cannot be read.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
     pub async fn dead_letters(
         &self,
         records_after: Option<Cursor>,

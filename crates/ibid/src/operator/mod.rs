@@ -55,6 +55,7 @@ pub struct Operator {
 
 /// One page of records, in the order of their ids.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct RecordList {
     /// The records, without their responses.
     pub records: Vec<StoredRecord>,
@@ -98,6 +99,10 @@ impl Operator {
     /// # Errors
     ///
     /// Fails if the store cannot be read.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
     pub async fn find(&self, filter: RecordFilter) -> Result<RecordList, StoreError> {
         let dead_letters = filter.dead_letter;
         let Page { items: mut records, next } = self.store.require_browse()?.list(filter).await?;
@@ -113,6 +118,10 @@ impl Operator {
     /// # Errors
     ///
     /// Fails if there is none, if there are several, or if the store cannot be read.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
     pub async fn get(&self, prefix: &IdPrefix) -> Result<StoredRecord, OperatorError> {
         let filter = RecordFilter::default().with(|filter| {
             filter.prefix = Some(prefix.clone());
@@ -130,6 +139,10 @@ impl Operator {
     /// # Errors
     ///
     /// Fails if there is none, or if the store cannot be read.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
     pub async fn history(&self, id: RecordId) -> Result<RecordHistory, OperatorError> {
         let stored = self.load(id).await?.ok_or(OperatorError::NoSuchRecord)?;
         Ok(RecordHistory { stored, history: self.store.require_browse()?.history(id).await? })
@@ -140,6 +153,10 @@ impl Operator {
     /// # Errors
     ///
     /// Fails if the store cannot be read.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
     pub async fn count(&self) -> Result<RecordCounts, StoreError> {
         self.store.require_browse()?.count().await
     }

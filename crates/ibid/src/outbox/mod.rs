@@ -33,26 +33,27 @@
 //!
 //! struct Charge;
 //!
-//! impl EffectHandler<RusqliteTx<'static>> for Charge {
-//!     async fn call(&self, call: &EffectCall) -> CallOutcome {
+//! impl EffectHandler<RusqliteTx> for Charge {
+//!     type Payload = String; // or your own type with `#[derive(Deserialize)]`
+//!
+//!     async fn call(&self, call: &EffectCall<String>) -> CallOutcome {
 //!         // Call the provider here, with the key `call.downstream_key` and before `call.deadline`.
-//!         let provider_id = Some(format!("ch_{}", call.downstream_key));
-//!         CallOutcome::Made(CallResult { provider_id, ..CallResult::default() })
+//!         let id = format!("ch_{}", call.downstream_key);
+//!         CallOutcome::Made(CallResult::default().with(|made| made.provider_id = Some(id)))
 //!     }
 //!
 //!     async fn record(
 //!         &self,
-//!         call: &EffectCall,
+//!         call: &EffectCall<String>,
 //!         settled: &SettledEffect,
-//!         tx: &mut RusqliteTx<'static>,
+//!         tx: &mut RusqliteTx,
 //!     ) -> Result<(), BoxError> {
 //!         let state = match settled {
 //!             SettledEffect::Done(_) => "succeeded",
 //!             // An earlier try may have made the call: only the provider can tell.
 //!             SettledEffect::Dead { .. } | SettledEffect::Unknown { .. } => "in review",
 //!         };
-//!         let id: String = call.json()?;
-//!         tx.execute("update payment set state = ?2 where id = ?1", (id, state))?;
+//!         tx.execute("update payment set state = ?2 where id = ?1", (&call.payload, state))?;
 //!         Ok(())
 //!     }
 //! }
@@ -105,6 +106,10 @@ pub(crate) mod dyn_handler;
 
 mod handler;
 
+mod handler_limits;
+
+mod payload;
+
 mod worker;
 
 pub(crate) mod execute;
@@ -142,4 +147,6 @@ pub(crate) struct OutboxState {
 pub use handler::{
     BoxError, CallOutcome, CallResult, EffectCall, EffectHandler, SettledEffect, VerifyOutcome,
 };
-pub use worker::{HandlerLimits, Worker, WorkerBuilder, WorkerError, WorkerRound};
+pub use handler_limits::HandlerLimits;
+pub use payload::{EffectPayload, RawPayload};
+pub use worker::{Worker, WorkerBuilder, WorkerError, WorkerRound};

@@ -6,7 +6,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid_core::effect::{EffectClaim, EffectRules, StoredEffect};
+use ibid_core::effect::{EffectClaim, StoredEffect};
 use ibid_core::machine::{ClaimReason, EffectState};
 use ibid_core::sql::{Database, OwnedTx, SqlError, SqlFault, SqlTx};
 use metrics::counter;
@@ -18,6 +18,7 @@ use super::continue_trace;
 use super::dyn_handler::DynEffectHandler;
 use super::execute::ClaimedEffect;
 use super::handler::EffectHandler;
+use super::handler_limits::HandlerLimits;
 use super::record_result::EffectEnd;
 use super::statements;
 use crate::backoff::spread;
@@ -56,15 +57,6 @@ pub struct WorkerBuilder<D: Database> {
 /// The handler of each kind, and its time limits if it sets any.
 type Handlers<T> = HashMap<String, (Arc<dyn DynEffectHandler<T>>, Option<HandlerLimits>)>;
 
-/// Time limits of one kind of effect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HandlerLimits {
-    /// Longest time for a call, for a verification, and for writing the handler's rows.
-    pub timeout: Duration,
-    /// The shortest lease in the rules of these effects. A call under a shorter lease is cancelled when that lease ends.
-    pub lease: Duration,
-}
-
 /// Error of [`WorkerBuilder::build`] for options that do not work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -91,6 +83,7 @@ pub enum WorkerError {
 
 /// Counts of one round, by result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct WorkerRound {
     /// Effects whose call was made.
     pub done: u32,
@@ -103,6 +96,13 @@ pub struct WorkerRound {
 }
 
 impl WorkerRound {
+    /// Returns a copy in which `change` has set some fields: to compare it with, in a test.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut WorkerRound)) -> WorkerRound {
+        change(&mut self);
+        self
+    }
+
     /// Returns whether nothing was due.
     pub fn is_idle(&self) -> bool {
         *self == WorkerRound::default()
@@ -210,7 +210,7 @@ impl<D: Database + 'static> Worker<D> {
             ibid,
             database,
             handlers: HashMap::new(),
-            within: HandlerLimits { timeout: TIMEOUT, lease: EffectRules::default().lease() },
+            within: HandlerLimits::default(),
             concurrency: CONCURRENCY,
             poll_every: POLL_EVERY,
             stop_within: None,
@@ -460,10 +460,6 @@ impl<D: Database> fmt::Debug for WorkerBuilder<D> {
 /// Default concurrency. Calls wait for providers most of the time, so the worker could run more. How many a provider
 /// accepts is for the application to say.
 const CONCURRENCY: usize = 16;
-
-/// Default timeout of a call: as long as most HTTP clients wait, and half of the default lease. The other half is for
-/// writing the result.
-const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Default time between two polls. An idle poll costs the database less than a millisecond, and work that is deferred
 /// anyway can wait a second more.

@@ -12,6 +12,7 @@ use super::run_times::RunTimes;
 
 /// Facts about a store, for an operator.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Checkup {
     /// The server or library, with its version.
     pub software: String,
@@ -45,6 +46,37 @@ pub struct Checkup {
     pub refusals: Vec<String>,
     /// `true` if ibid was built for this software and not tested on it.
     pub is_untested: bool,
+}
+
+impl Checkup {
+    /// Creates the facts about a server of which nothing else is known.
+    pub fn new(software: impl Into<String>, schema: Schema, role: Role) -> Checkup {
+        Checkup {
+            software: software.into(),
+            needs: None,
+            schema,
+            clock: None,
+            durability: Vec::new(),
+            weak_accepted: false,
+            role,
+            standbys: None,
+            pooler: None,
+            has_secret: false,
+            identity: None,
+            open_cases: None,
+            runs: None,
+            tuning: None,
+            refusals: Vec::new(),
+            is_untested: false,
+        }
+    }
+
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Checkup)) -> Checkup {
+        change(&mut self);
+        self
+    }
 }
 
 /// Settings of a server that a large store depends on, and the sizes to compare them with.

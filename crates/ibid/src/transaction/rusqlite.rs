@@ -36,15 +36,20 @@ impl From<Arc<Mutex<Connection>>> for Rusqlite {
 }
 
 impl Database for Rusqlite {
-    type Tx = RusqliteTx<'static>;
+    type Tx = RusqliteTx;
 
-    async fn begin(&self) -> Result<RusqliteTx<'static>, SqlError> {
-        RusqliteTx::open(RusqliteHandle::Shared(self.0.clone().lock_owned().await))
+    async fn begin(&self) -> Result<RusqliteTx, SqlError> {
+        RusqliteScopedTx::open(RusqliteHandle::Shared(self.0.clone().lock_owned().await))
     }
 }
 
-/// An open transaction. The caller's statements run on the [`Connection`] that it derefs to. Dropping it rolls it back.
-pub struct RusqliteTx<'a> {
+/// A transaction that owns its connection. Your statements run on [`conn`](DriverTx::conn): `tx.conn().execute(…)`. Dropping it
+/// rolls it back.
+pub type RusqliteTx = RusqliteScopedTx<'static>;
+
+/// A transaction on a connection that is there for `'a`, such as one that you [lend](RusqliteScopedTx::begin).
+/// [`RusqliteTx`] has no lifetime.
+pub struct RusqliteScopedTx<'a> {
     handle: RusqliteHandle<'a>,
 }
 
@@ -53,20 +58,20 @@ enum RusqliteHandle<'a> {
     Shared(OwnedMutexGuard<Connection>),
 }
 
-impl<'a> RusqliteTx<'a> {
+impl<'a> RusqliteScopedTx<'a> {
     /// Begins a transaction on the caller's connection, with the write lock (`begin immediate`).
     ///
     /// # Errors
     ///
     /// Fails if the connection already has an open transaction, or if SQLite fails or is busy.
-    pub fn begin(connection: &'a mut Connection) -> Result<RusqliteTx<'a>, SqlError> {
-        RusqliteTx::open(RusqliteHandle::Lent(connection))
+    pub fn begin(connection: &'a mut Connection) -> Result<RusqliteScopedTx<'a>, SqlError> {
+        RusqliteScopedTx::open(RusqliteHandle::Lent(connection))
     }
 
-    fn open(handle: RusqliteHandle<'a>) -> Result<RusqliteTx<'a>, SqlError> {
-        // Before `RusqliteTx` exists, because its drop rolls back: a transaction that was already open is not ours to end.
+    fn open(handle: RusqliteHandle<'a>) -> Result<RusqliteScopedTx<'a>, SqlError> {
+        // Before the transaction exists, because its drop rolls back: a transaction that was already open is not ours to end.
         handle.connection().execute_batch("begin immediate").map_err(failure)?;
-        Ok(RusqliteTx { handle })
+        Ok(RusqliteScopedTx { handle })
     }
 
     /// Returns the connection, or an error if the transaction is no longer open.
@@ -86,7 +91,7 @@ impl<'a> RusqliteTx<'a> {
     }
 }
 
-impl SqlTx for RusqliteTx<'_> {
+impl SqlTx for RusqliteScopedTx<'_> {
     fn dialect(&self) -> Dialect {
         Dialect::Sqlite
     }
@@ -108,7 +113,7 @@ impl SqlTx for RusqliteTx<'_> {
     }
 }
 
-impl OwnedTx for RusqliteTx<'_> {
+impl OwnedTx for RusqliteScopedTx<'_> {
     async fn commit(self) -> Result<(), SqlError> {
         self.end("commit")
     }
@@ -118,7 +123,7 @@ impl OwnedTx for RusqliteTx<'_> {
     }
 }
 
-impl DriverTx for RusqliteTx<'_> {
+impl DriverTx for RusqliteScopedTx<'_> {
     type Conn<'a>
         = &'a Connection
     where
@@ -129,7 +134,7 @@ impl DriverTx for RusqliteTx<'_> {
     }
 }
 
-impl Deref for RusqliteTx<'_> {
+impl Deref for RusqliteScopedTx<'_> {
     type Target = Connection;
 
     fn deref(&self) -> &Connection {
@@ -137,7 +142,7 @@ impl Deref for RusqliteTx<'_> {
     }
 }
 
-impl Drop for RusqliteTx<'_> {
+impl Drop for RusqliteScopedTx<'_> {
     fn drop(&mut self) {
         if !self.is_autocommit() {
             // If this fails too, the next `begin` reports it.
@@ -146,9 +151,9 @@ impl Drop for RusqliteTx<'_> {
     }
 }
 
-impl fmt::Debug for RusqliteTx<'_> {
+impl fmt::Debug for RusqliteScopedTx<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RusqliteTx").finish_non_exhaustive()
+        f.debug_struct("RusqliteScopedTx").finish_non_exhaustive()
     }
 }
 

@@ -98,9 +98,8 @@ impl World {
 
     /// Returns the two ends of a copy that waits at a gate.
     fn ends_behind(self: &Arc<World>, gate: Option<&Arc<Gate>>) -> (CopyEnd, CopyEnd) {
-        let end = |inner: &Arc<MemoryStore>, place: &str, gate| CopyEnd {
-            store: Arc::new(StepStore { inner: inner.clone(), world: self.clone(), gate }),
-            place: place.to_owned(),
+        let end = |inner: &Arc<MemoryStore>, place: &str, gate| {
+            CopyEnd::new(Arc::new(StepStore { inner: inner.clone(), world: self.clone(), gate }), place)
         };
         (end(&self.source, "memory:a", None), end(&self.target, "memory:b", gate.cloned()))
     }
@@ -446,8 +445,7 @@ async fn a_row_that_was_changed_in_the_target_keeps_it_closed() {
 async fn a_source_is_copied_to_one_target() {
     let world = Arc::new(World::new(Duration::ZERO).await);
     let (source, target) = world.ends();
-    let other =
-        CopyEnd { store: Arc::new(MemoryStore::new(Clock::manual(START).0)), place: "memory:c".to_owned() };
+    let other = CopyEnd::new(Arc::new(MemoryStore::new(Clock::manual(START).0)), "memory:c");
     let stops = |step| {
         if let CopyStep::Copied { .. } = step {
             world.budget.store(0, Ordering::SeqCst);
@@ -476,7 +474,7 @@ async fn a_source_is_copied_to_one_target() {
 async fn a_store_that_cannot_be_copied_is_refused_before_a_close() {
     let world = Arc::new(World::new(Duration::ZERO).await);
     let (source, target) = world.ends();
-    let wrap = |end: &CopyEnd| CopyEnd { store: FaultyStore::new(end.store.clone()), ..end.clone() };
+    let wrap = |end: &CopyEnd| CopyEnd::new(FaultyStore::new(end.store.clone()), &end.place);
     for (from, to) in [(wrap(&source), target.clone()), (source.clone(), wrap(&target))] {
         let refused = copy(&from, &to, |_| {}).await.expect_err("one of them can't be copied");
         assert!(matches!(&refused, CopyError::Store(error) if !error.is_transient()), "{refused:?}");

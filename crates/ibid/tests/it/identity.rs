@@ -139,12 +139,7 @@ fn wide() -> Policy {
 }
 
 fn with_route(pattern: &str, policy: Policy) -> Routes {
-    let rule = Rule {
-        methods: vec![Method::POST],
-        pattern: pattern.into(),
-        policy: Some(policy),
-        reserved_by: Default::default(),
-    };
+    let rule = Rule::new(vec![Method::POST], pattern, Some(policy));
     Routes::new(Policy::default(), vec![rule]).expect("good routes")
 }
 

@@ -17,7 +17,7 @@ async fn start_on(store: Arc<dyn Store>, place: &str) -> CopyEnd {
     let settings =
         Settings::default().with(|settings| settings.identity_valid_for = Duration::from_millis(100));
     Ibid::start(store.clone(), settings).await.expect("it starts");
-    CopyEnd { store, place: place.to_owned() }
+    CopyEnd::new(store, place)
 }
 
 fn memory() -> Arc<MemoryStore> {
@@ -44,7 +44,7 @@ async fn a_copy_is_split_into_packets_that_the_server_takes() {
         names.push(name);
     }
     let store = open(&server, &server.create_database()).await;
-    let target = CopyEnd { store: store.clone(), place: "mysql".to_owned() };
+    let target = CopyEnd::new(store.clone(), "mysql");
     copy(&source, &target, |_| {}).await.expect("it is copied");
     for name in &names {
         assert_eq!(load(&*store, name.id).await.expect("it is copied").body(), Some(&b"paid"[..]));
@@ -60,7 +60,7 @@ async fn a_row_larger_than_a_packet_is_found_before_the_close() {
     change.response = Some(response(vec![0xa5; 600 << 10]));
     put(&*source.store, &change).await;
     let store = open(&server, &server.create_database()).await;
-    let target = CopyEnd { store, place: "mysql".to_owned() };
+    let target = CopyEnd::new(store, "mysql");
     let refused = copy(&source, &target, |_| {}).await;
     assert!(matches!(&refused, Err(CopyError::Store(error)) if !error.is_transient()), "{refused:?}");
     assert_eq!(phase(&source).await, IdentityPhase::Active, "it was not closed");
@@ -80,7 +80,7 @@ async fn a_user_who_cannot_see_transactions_closes_nothing() {
     let url = format!("mysql://app:pw@127.0.0.1:{}/{database}", server.port());
     let store = MysqlStore::open(&url, options()).await.expect("it opens");
     let source = start_on(Arc::new(store), "mysql").await;
-    let target = CopyEnd { store: memory(), place: "memory".to_owned() };
+    let target = CopyEnd::new(memory(), "memory");
     let names_privilege = |error: &dyn std::error::Error| format!("{error:?}").contains("PROCESS");
     match copy(&source, &target, |_| {}).await {
         Err(CopyError::Store(error)) => assert!(names_privilege(&error), "{error:?}"),
@@ -95,6 +95,6 @@ async fn a_user_who_cannot_see_transactions_closes_nothing() {
     server.sql("", "grant process on *.* to app@'127.0.0.1'");
     // A connection has the privileges of the instant at which it was made.
     let store = MysqlStore::open(&url, options()).await.expect("it opens");
-    let source = CopyEnd { store: Arc::new(store), ..source };
+    let source = CopyEnd::new(Arc::new(store), source.place);
     copy(&source, &target, |_| {}).await.expect("it is copied");
 }

@@ -83,12 +83,11 @@ impl Plan {
                 .hint("name a file of our side with `--ours`")
                 .into());
         }
-        let options = CompareOptions {
-            key: args.key.clone(),
-            compare: args.compare.clone(),
-            open: args.open.clone(),
-            since: args.since,
-        };
+        let options = CompareOptions::new(&args.key).with(|options| {
+            options.compare = args.compare.clone();
+            options.open = args.open.clone();
+            options.since = args.since;
+        });
         Ok(Plan { args: args.clone(), options, ours, store, stopped: Arc::default() })
     }
 

@@ -30,6 +30,7 @@ pub enum SignatureScheme {
 
 /// A signature in a field that the source chose.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PlainSignature {
     /// The field with the signature.
     pub header: HeaderName,
@@ -39,6 +40,20 @@ pub struct PlainSignature {
     pub encoding: SignatureEncoding,
     /// The content that is signed.
     pub signed: SignedContent,
+}
+
+impl PlainSignature {
+    /// Creates a signature of `signed` in the field `header`, in hex and without a prefix.
+    pub fn new(header: HeaderName, signed: SignedContent) -> PlainSignature {
+        PlainSignature { header, prefix: String::new(), encoding: SignatureEncoding::Hex, signed }
+    }
+
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut PlainSignature)) -> PlainSignature {
+        change(&mut self);
+        self
+    }
 }
 
 /// The encoding of a digest.

@@ -37,10 +37,10 @@ async fn a_dead_effect_blocks_only_its_own_tenants_aggregate<D: Database + Clone
     let psp = Psp::new([CallOutcome::Refused { why: "no".into() }]);
     let worker = site.worker(&psp);
     pay_as(&site, "tenant-a", "k1").await;
-    assert_eq!(worker.run_once().await.unwrap(), WorkerRound { dead: 1, ..WorkerRound::default() });
+    assert_eq!(worker.run_once().await.unwrap(), WorkerRound::default().with(|round| round.dead = 1));
     pay_as(&site, "tenant-a", "k2").await;
     pay_as(&site, "tenant-b", "k3").await;
-    assert_eq!(worker.run_once().await.unwrap(), WorkerRound { done: 1, ..WorkerRound::default() });
+    assert_eq!(worker.run_once().await.unwrap(), WorkerRound::default().with(|round| round.done = 1));
     let effects = Operator::new(&site.ibid).effects(EffectFilter::default()).await.unwrap().0;
     let states: Vec<_> = effects.iter().map(|effect| (&*effect.tenant, effect.state.name())).collect();
     assert_eq!(states, [("tenant-a", "dead"), ("tenant-a", "queued"), ("tenant-b", "done")]);
@@ -65,7 +65,7 @@ async fn texts_of_handlers_never_keep_a_result_from_being_written<D: Database + 
     site: Site<D>,
 ) {
     let long = format!("ch_\0{}", "9".repeat(3000));
-    let made = CallResult { provider_id: Some(long.clone()), ..CallResult::default() };
+    let made = CallResult::default().with(|made| made.provider_id = Some(long.clone()));
     let psp = Psp::new([
         CallOutcome::NotMade { why: format!("\0busy{}", "\u{fffd}".repeat(2000)), after: None },
         CallOutcome::Accepted { provider_id: long.clone() },
@@ -145,7 +145,7 @@ async fn a_state_of_a_newer_version_hides_only_its_own_effect<D: Database + Clon
     let psp = Psp::new([]);
     assert_eq!(
         site.worker(&psp).run_once().await.unwrap(),
-        WorkerRound { done: 1, ..WorkerRound::default() }
+        WorkerRound::default().with(|round| round.done = 1)
     );
     assert_eq!(psp.calls(), 1);
 }

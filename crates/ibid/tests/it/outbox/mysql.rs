@@ -3,7 +3,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use ibid::outbox::{BoxError, CallOutcome, CallResult, EffectCall, EffectHandler, SettledEffect, Worker};
+use ibid::outbox::{
+    BoxError, CallOutcome, CallResult, EffectCall, EffectHandler, RawPayload, SettledEffect, Worker,
+};
 use ibid::transaction::{Database, IsolatedDatabase, Isolation, SqlTx};
 use ibid_core::effect::NewEffect;
 use ibid_core::response::Response;
@@ -21,6 +23,8 @@ const LEVELS: [Isolation; 3] = [Isolation::ReadCommitted, Isolation::RepeatableR
 struct Calls(Arc<Mutex<Vec<String>>>);
 
 impl<T: SqlTx> EffectHandler<T> for Calls {
+    type Payload = RawPayload;
+
     async fn call(&self, call: &EffectCall) -> CallOutcome {
         self.0.lock().unwrap().push(call.name.clone());
         CallOutcome::Made(CallResult::default())

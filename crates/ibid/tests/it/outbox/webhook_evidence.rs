@@ -43,7 +43,7 @@ async fn an_unknown_effect_is_settled_by_its_downstream_key<D: Database + Clone 
     let psp = Psp::new([lost()]);
     site.pay("k", charge()).await;
     let worker = site.worker(&psp);
-    assert_eq!(worker.run_once().await.unwrap(), WorkerRound { dead: 1, ..WorkerRound::default() });
+    assert_eq!(worker.run_once().await.unwrap(), WorkerRound::default().with(|round| round.dead = 1));
     let unknown = site.only_effect().await;
     assert_eq!(unknown.state, Unknown);
     assert!(unknown.ended_at.is_some_and(|at| Some(at) >= unknown.called_at), "{unknown:?}");
@@ -382,7 +382,7 @@ async fn a_worker_that_has_the_answer_is_not_disturbed<D: Database + Clone + 'st
         psp.open();
     };
     let (round, ()) = tokio::join!(worker.run_once(), hear);
-    assert_eq!(round.unwrap(), WorkerRound { done: 1, ..WorkerRound::default() });
+    assert_eq!(round.unwrap(), WorkerRound::default().with(|round| round.done = 1));
     assert_eq!(site.lines().await, ["done: answer"], "its own result counts");
     assert_eq!(apply_evidence_once(&site.ibid).await.unwrap(), 0);
     assert!(
@@ -413,7 +413,7 @@ async fn a_worker_returning_after_a_webhook_commits_no_rows() {
     assert_eq!(world.ibid.report_evidence(report).await.unwrap(), EvidenceResult::Settled);
     let settled = world.only_effect().await;
     gate.open();
-    assert_eq!(zombie.await.unwrap(), WorkerRound { lost: 1, ..WorkerRound::default() });
+    assert_eq!(zombie.await.unwrap(), WorkerRound::default().with(|round| round.lost = 1));
     assert_eq!(world.only_effect().await.version, settled.version);
     assert_eq!(
         world.ledger(),

@@ -47,7 +47,9 @@ async fn a_worker_goes_through_any_driver() {
     use ibid::transaction::sqlx_sqlite::{SqlxSqlite, SqlxSqliteTx};
 
     struct Charge;
-    impl outbox::EffectHandler<SqlxSqliteTx<'static>> for Charge {
+    impl outbox::EffectHandler<SqlxSqliteTx> for Charge {
+        type Payload = outbox::RawPayload;
+
         async fn call(&self, _: &outbox::EffectCall) -> CallOutcome {
             made_outcome()
         }
@@ -55,10 +57,10 @@ async fn a_worker_goes_through_any_driver() {
             &self,
             call: &outbox::EffectCall,
             _: &outbox::SettledEffect,
-            tx: &mut SqlxSqliteTx<'static>,
+            tx: &mut SqlxSqliteTx,
         ) -> Result<(), outbox::BoxError> {
             let add = sqlx::query("insert into ledger values ('sqlx', ?1, ?2)").bind(&call.name);
-            add.bind(&call.payload[..]).execute(&mut **tx).await?;
+            add.bind(&call.payload[..]).execute(tx.conn()).await?;
             Ok(())
         }
     }

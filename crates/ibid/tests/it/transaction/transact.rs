@@ -173,12 +173,8 @@ async fn every_rule<A: Adapter>(
     unreserved: MethodRouter<Arc<Shop<A>>>,
 ) {
     let router = Router::new().route("/held", held).route("/unreserved", unreserved).with_state(shop.clone());
-    let rule = Rule {
-        methods: vec![Method::POST],
-        pattern: "/unreserved".into(),
-        policy: Some(policy()),
-        reserved_by: ReservedBy::Handler,
-    };
+    let rule = Rule::new(vec![Method::POST], "/unreserved", Some(policy()))
+        .with(|rule| rule.reserved_by = ReservedBy::Handler);
     let routes = Routes::new(policy(), vec![rule]).unwrap();
     let app =
         IdempotencyLayer::with_routes(shop.world.ibid.clone(), TenantSource::only(), routes).layer(router);

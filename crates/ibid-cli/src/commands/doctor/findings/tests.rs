@@ -7,34 +7,27 @@ use super::*;
 
 fn healthy() -> Checkup {
     let setting = |name, value: &str| Setting { name, value: value.to_owned(), is_weak: false };
-    Checkup {
-        software: "PostgreSQL 17.2".to_owned(),
-        needs: None,
-        schema: Schema::Step { found: 1, known: 1 },
-        clock: Some(ClockGap { ahead_us: -700, within: Duration::from_micros(900) }),
-        durability: vec![
+    let schema = Schema::Step { found: 1, known: 1 };
+    Checkup::new("PostgreSQL 17.2", schema, Role::Primary).with(|checkup| {
+        checkup.clock = Some(ClockGap { ahead_us: -700, within: Duration::from_micros(900) });
+        checkup.durability = vec![
             setting("fsync", "on"),
             setting("synchronous_commit", "on"),
             setting("full_page_writes", "on"),
-        ],
-        weak_accepted: false,
-        role: Role::Primary,
-        standbys: Some(Standbys::default()),
-        pooler: Some(Pooler::NotSeen),
-        has_secret: true,
-        identity: None,
-        open_cases: Some(OpenCases::default()),
-        runs: Some(vec![RunTimes {
+        ];
+        checkup.standbys = Some(Standbys::default());
+        checkup.pooler = Some(Pooler::NotSeen);
+        checkup.has_secret = true;
+        checkup.open_cases = Some(OpenCases::default());
+        checkup.runs = Some(vec![RunTimes {
             example: "POST /payments".to_owned(),
             has_others: false,
             count: 1000,
             p99: Duration::from_millis(40),
             lease: Duration::from_secs(60),
-        }]),
-        tuning: Some(ServerTuning::default()),
-        refusals: Vec::new(),
-        is_untested: false,
-    }
+        }]);
+        checkup.tuning = Some(ServerTuning::default());
+    })
 }
 
 /// Returns the checks that are not `ok` after a change, with their grade and texts.
@@ -190,7 +183,10 @@ fn a_standby_gets_the_advice_for_its_database() {
 
 #[test]
 fn software_that_was_not_tested_is_said_so() {
-    let checkup = Checkup { is_untested: true, software: "MySQL 8.4.3".to_owned(), ..healthy() };
+    let checkup = healthy().with(|checkup| {
+        checkup.is_untested = true;
+        checkup.software = "MySQL 8.4.3".to_owned();
+    });
     let findings = of(&checkup, 1);
     assert!(findings[0].meaning.contains("built for it, not tested on it"), "{:?}", findings[0].meaning);
 }

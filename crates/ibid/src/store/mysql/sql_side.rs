@@ -83,7 +83,11 @@ impl SqlStore for MysqlCore {
             let result = done.and_then(|()| ended.map(drop).map_err(failure::sql_error));
             result.map_err(|error| match error.fault() {
                 SqlFault::Wrong => StoreError::lasting(KIND, OP_WORK, error),
-                _ => StoreError::transient(KIND, OP_WORK, error),
+                // It was rolled back.
+                SqlFault::Serialization | SqlFault::LockTimeout => {
+                    StoreError::transient(KIND, OP_WORK, error).unwritten()
+                }
+                SqlFault::Lost => StoreError::transient(KIND, OP_WORK, error),
             })
         })
     }

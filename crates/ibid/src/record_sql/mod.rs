@@ -6,6 +6,7 @@
 
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub(crate) mod copy;
+mod mysql;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -122,20 +123,28 @@ pub(crate) async fn apply(
     let Some(columns) = RecordColumns::of(change, policy) else {
         return Err(SqlError::mismatch("a change that writes the record"));
     };
-    let Some(now) = write_row(tx, change, &columns, options).await? else { return Ok(None) };
     let draft = columns.draft;
     let is_new_generation =
         draft.created != InstantChange::Keep || before.is_none_or(|before| before.birth != draft.birth);
+    let cleared = before.filter(|_| change.clears_bodies || is_new_generation);
+    let kinds_on_mysql = match cleared {
+        Some(before) if tx.dialect() == Dialect::Mysql => {
+            Some(mysql::find_bodies(tx, &change.id, before).await?)
+        }
+        _ => None,
+    };
+    let Some(now) = write_row(tx, change, &columns, options).await? else { return Ok(None) };
     let created_at = match (before, draft.created) {
         (Some(before), InstantChange::Keep) => before.created_at,
         _ => now,
     };
-    if let Some(before) = before.filter(|_| change.clears_bodies || is_new_generation) {
-        clear_bodies(tx, &change.id, before.birth, before.created_at).await?;
+    match (cleared, kinds_on_mysql) {
+        (Some(before), Some(kinds)) => mysql::clear_bodies(tx, &change.id, before, kinds).await?,
+        (Some(before), None) => clear_bodies(tx, &change.id, before.birth, before.created_at).await?,
+        (None, _) => {}
     }
     if before.is_some() && is_new_generation {
-        let statement = in_dialect(tx, &PAYLOAD_CLEAR);
-        tx.execute(statement, &[Param::Bytes(change.id.as_bytes())]).await?;
+        clear_payloads(tx, &change.id).await?;
     }
     // A body apart that a smaller response replaces stays until its generation goes: readers take the one in the row.
     let apart = columns.body_apart().map(|data| (BodyKind::RESPONSE, data));
@@ -202,6 +211,14 @@ async fn clear_bodies(
 ) -> Result<(), SqlError> {
     let statement = in_dialect(tx, &BODY_CLEAR);
     tx.execute(statement, &body_key(id, birth, created_at)).await
+}
+
+/// Drops payload and result of the ended effects of a record that gets another generation.
+async fn clear_payloads(tx: &mut dyn SqlTx, id: &RecordId) -> Result<(), SqlError> {
+    if tx.dialect() == Dialect::Mysql {
+        return mysql::clear_payloads(tx, id).await;
+    }
+    tx.execute(in_dialect(tx, &PAYLOAD_CLEAR), &[Param::Bytes(id.as_bytes())]).await
 }
 
 /// SQLite keys bodies by the record, PostgreSQL and MySQL by the generation and its first instant; the schemas say why.

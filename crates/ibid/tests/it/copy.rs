@@ -46,6 +46,8 @@ struct World {
     budget: AtomicUsize,
     /// `true` if the first call past the budget is done, and its reply is lost.
     loses_reply: bool,
+    /// `true` if the calls behind the first failure are answered again.
+    recovers: bool,
     /// State of the generator that decides how long a call waits; zero: none waits.
     dice: AtomicUsize,
 }
@@ -61,6 +63,7 @@ impl World {
             hands: [hand, other_hand],
             budget: AtomicUsize::new(usize::MAX),
             loses_reply: false,
+            recovers: false,
             dice: AtomicUsize::new(0),
         };
         let ibid = start(&world.source).await.expect("it starts");
@@ -143,7 +146,8 @@ impl World {
         if left == usize::MAX {
             return Ok(false);
         }
-        self.budget.store(left.saturating_sub(1), Ordering::SeqCst);
+        let next = if left == 0 && self.recovers { usize::MAX } else { left.saturating_sub(1) };
+        self.budget.store(next, Ordering::SeqCst);
         match (left, self.loses_reply) {
             (0, _) => Err(StoreError::transient("memory", "anything", "it died")),
             (1, true) => Ok(true),
@@ -255,6 +259,61 @@ async fn a_copy_that_fails_at_any_call_is_cancelled_or_has_ended() {
         assert_ne!(source, target, "one of them is open");
     })
     .await;
+}
+
+/// Every call to either store fails for a moment, before it is done or with a lost reply, while a request is running on the source.
+#[tokio::test(start_paused = true)]
+async fn a_copy_outlasts_a_moments_failure_of_any_call() {
+    for loses_reply in [false, true] {
+        for calls in 0.. {
+            let world = Arc::new(World { loses_reply, recovers: true, ..World::new(Duration::ZERO).await });
+            world.add_unknown().await;
+            let ibid = start(&world.source).await.expect("it starts");
+            let Begin::Run(_running) =
+                ibid.begin(ask(&ibid, "shop", "running", Policy::default())).await.expect("it begins")
+            else {
+                panic!("it is new");
+            };
+            world.budget.store(calls, Ordering::SeqCst);
+            let (source, target) = world.ends();
+            let mut waits = 0;
+            let on_step = |step| {
+                if let CopyStep::Running { .. } = step {
+                    waits += 1;
+                    if waits == 3 {
+                        world.hands.iter().for_each(|hand| hand.advance(Policy::default().lease));
+                    }
+                }
+            };
+            let report = copy(&source, &target, on_step).await;
+            report.unwrap_or_else(|error| panic!("call {calls}: {error:?}"));
+            assert_eq!(world.open(), (false, true), "{calls}");
+            assert_replays(&world.target).await;
+            if world.budget.load(Ordering::SeqCst) != usize::MAX {
+                assert!(calls > 20, "each of {calls} calls failed");
+                break;
+            }
+        }
+    }
+}
+
+/// T1 (this copy) sends a batch and is not answered; T2 takes over. T1 must not send it again.
+#[tokio::test(start_paused = true)]
+async fn a_batch_is_sent_again_only_by_its_holder() {
+    let world = Arc::new(World { recovers: true, ..World::new(Duration::ZERO).await });
+    let gate = Gate::new(BEFORE_IMPORT);
+    let (source, target) = world.ends_behind(Some(&gate));
+    let meanwhile = async {
+        gate.is_reached.notified().await;
+        world.copy().await.expect("it is copied");
+        world.budget.store(0, Ordering::SeqCst);
+        gate.opens.notify_one();
+    };
+    // A second batch would wait at the gate.
+    let late = tokio::time::timeout(LONG, copy(&source, &target, |_| {}));
+    let (late, ()) = tokio::join!(late, meanwhile);
+    assert!(matches!(late, Ok(Err(CopyError::AnotherProcess))), "{late:?}");
+    assert_replays(&world.target).await;
 }
 
 /// Fails a copy at each of its calls in turn, and lets `then` end it. It gets the name of a record whose outcome is unknown.

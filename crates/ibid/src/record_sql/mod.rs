@@ -5,6 +5,8 @@
 //! versions and instants and do not interpret states. This module names no driver.
 
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod column_limits;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub(crate) mod copy;
 mod mysql;
 

@@ -2,6 +2,7 @@
 //! time is paused, so waits of half a minute take no time.
 
 mod step_store;
+mod unfit_rows;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -6,9 +6,12 @@ use ibid::identity::change::{ChangeError, load_setting, retire};
 use ibid::store::clock::Clock;
 use ibid::store::memory::MemoryStore;
 use ibid::{Ibid, Settings};
+use ibid_core::change::HistoryKind;
+use ibid_core::evidence::{EventName, Evidence, EvidenceSubject};
+use ibid_core::machine::Observation;
 use ibid_core::record::State;
 use ibid_core::scope::{Identity, Operation};
-use ibid_testkit::contract::{answering, draft, insert, load, put, response};
+use ibid_testkit::contract::{answering, draft, insert, load, put, response, telling};
 
 use super::*;
 
@@ -64,6 +67,69 @@ async fn a_row_larger_than_a_packet_is_found_before_the_close() {
     let refused = copy(&source, &target, |_| {}).await;
     assert!(matches!(&refused, Err(CopyError::Store(error)) if !error.is_transient()), "{refused:?}");
     assert_eq!(phase(&source).await, IdentityPhase::Active, "it was not closed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_value_that_fits_no_column_is_found_before_the_close() {
+    let server = MariaDb::shared();
+    for (misfit, says) in [
+        (Misfit::Detail("x".repeat(65_536)), "`detail` has 65536 bytes"),
+        (Misfit::Method("M".repeat(256)), "`method` has 256 bytes"),
+        (Misfit::Event("e".repeat(1_025)), "`event` has 1025 bytes"),
+    ] {
+        let source = start_on(memory(), "memory").await;
+        misfit.put(&source).await;
+        let target =
+            CopyEnd { store: open(&server, &server.create_database()).await, place: "mysql".to_owned() };
+        let refused = copy(&source, &target, |_| {}).await;
+        let Err(CopyError::Store(error)) = refused else { panic!("{says}: {refused:?}") };
+        let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+        assert!(!error.is_transient() && cause.contains(says), "{says}: {cause}");
+        assert_eq!(phase(&source).await, IdentityPhase::Active, "it was not closed");
+    }
+    // A byte less fits.
+    let source = start_on(memory(), "memory").await;
+    for fits in [
+        Misfit::Detail("x".repeat(65_535)),
+        Misfit::Method("M".repeat(255)),
+        Misfit::Event("e".repeat(1_024)),
+        Misfit::Detail("NUL: \0".to_owned()),
+    ] {
+        fits.put(&source).await;
+    }
+    let target = CopyEnd { store: open(&server, &server.create_database()).await, place: "mysql".to_owned() };
+    copy(&source, &target, |_| {}).await.expect("it is copied");
+}
+
+/// A value that some columns can't hold.
+enum Misfit {
+    Detail(String),
+    Method(String),
+    Event(String),
+}
+
+impl Misfit {
+    async fn put(&self, source: &CopyEnd) {
+        let mut name = TestRecord::fresh();
+        match self {
+            Misfit::Detail(detail) => {
+                let change = insert(&name, draft(&name, State::Completed));
+                put(&*source.store, &telling(change, HistoryKind::Operator, detail)).await;
+            }
+            Misfit::Method(method) => {
+                let operation = Operation { method: method.as_str().into(), path: "/".into() };
+                name.identity = Arc::new(Identity { operation, ..Identity::clone(&name.identity) });
+                put(&*source.store, &insert(&name, draft(&name, State::Completed))).await;
+            }
+            Misfit::Event(event) => {
+                let name_of_event = EventName { source: "psp".into(), event: event.clone() };
+                let (about, what) = (EvidenceSubject::Record(name.id), Observation::NotExecuted);
+                let one = Evidence { name: name_of_event, about, owner: None, what, age: Duration::ZERO };
+                let evidence = source.store.evidence().expect("it stores evidence");
+                evidence.insert_evidence(one, LONG).await.expect("it is stored");
+            }
+        }
+    }
 }
 
 /// The user of the page about MySQL, who has all privileges on the database and none on the server.

@@ -22,6 +22,7 @@ use ibid_ledger::{ComparisonReport, DeadLetterError, write_dead_letters};
 use indicatif::{ProgressBar, ProgressFinish};
 
 pub(crate) use self::args::LedgerArgs;
+use super::copy::check_open;
 use crate::config::{self, StoreUrl};
 use crate::open_store::{OpenHint, cannot_open, open_store};
 use crate::output::{Failure, Failures, print_line};
@@ -148,6 +149,7 @@ impl Plan {
 
     async fn write_dead_letters(&self, url: &StoreUrl, report: &ComparisonReport) -> Result<u64, Failure> {
         let store = open_store(url, false).await?;
+        check_open(&*store).await?;
         let written = write_dead_letters(&*store, &self.args.source, &report.differences).await;
         written.map_err(|error| match error {
             DeadLetterError::Source(_) => Failure::usage("`--source` can't be used").because(error),

@@ -24,7 +24,7 @@ async fn stays_unknown(gateway: &Gateway, request: &TestRequest) {
     }
 }
 
-on_every_store!(a_response_lost_after_sending_leaves_the_outcome_unknown);
+on_every_store!(a_response_lost_after_sending_leaves_the_outcome_unknown and mysql);
 async fn a_response_lost_after_sending_leaves_the_outcome_unknown(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).on(on);

@@ -177,6 +177,11 @@ impl Setup {
         self.server.as_deref()
     }
 
+    /// Returns the MariaDB server of the store, if it has one.
+    pub(crate) fn mariadb(&self) -> Option<&MariaDb> {
+        self.mariadb.as_deref()
+    }
+
     /// Sets the text of `ibid.toml`.
     pub(crate) fn config(mut self, text: &str) -> Setup {
         self.config = text.to_owned();

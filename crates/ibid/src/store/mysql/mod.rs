@@ -44,7 +44,7 @@ mod read;
 mod read_only_query;
 mod reap;
 mod row;
-mod sql_side;
+mod sql_store;
 mod target;
 mod tls;
 

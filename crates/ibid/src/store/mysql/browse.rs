@@ -15,7 +15,7 @@ use ibid_core::store::{
 use ibid_core::time::Timestamp;
 
 use super::connection::MysqlConnection;
-use super::failure::{self, store_error};
+use super::error::{self, store_error};
 use super::read::{ListPosition, next_position, statement};
 use super::row::{self, DbRow};
 use super::{KIND, MysqlCore, policies};
@@ -241,7 +241,7 @@ pub(super) async fn read_slowly(
     text: &str,
 ) -> Result<Vec<DbRow>, StoreError> {
     let text = limit_time(text, connection.server.is_mariadb);
-    connection.run(&text).await.map_err(|error| match failure::is_timeout(&error) {
+    connection.run(&text).await.map_err(|error| match error::is_timeout(&error) {
         true => StoreError::lasting(KIND, op, MysqlTooSlow),
         false => store_error(op, error),
     })

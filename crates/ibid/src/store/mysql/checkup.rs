@@ -11,7 +11,7 @@ use super::connection::MysqlConnection;
 use super::open::{self, MysqlVariables};
 use super::row::{self, DbRow};
 use super::target::MysqlTarget;
-use super::{MysqlOpenError, failure, literal, migrate};
+use super::{MysqlOpenError, error, literal, migrate};
 use crate::store::checkup::{
     Checkup, ClockGap, OpenCases, Role, Schema, Setting, Standby, Standbys, effects_for_operators,
 };
@@ -96,7 +96,7 @@ async fn standbys(connection: &mut MysqlConnection, sees_following: bool) -> Res
     // Without the privilege `process` a user sees only its own sessions, and is not told so; this question is refused then.
     let sees_sessions = match connection.run(include_str!("sql/process_privilege.sql")).await {
         Ok(_) => true,
-        Err(error) if failure::is_forbidden(&error) => connection.recover().await.map(|()| false)?,
+        Err(error) if error::is_forbidden(&error) => connection.recover().await.map(|()| false)?,
         Err(error) => return Err(error),
     };
     let monitor = if connection.server.is_mariadb { "slave monitor" } else { "replication client" };

@@ -3,7 +3,7 @@
 use mysql_async::Error;
 
 use super::connection::{MysqlConnection, ServerFacts, Variables};
-use super::failure::{self, MysqlFailureReach};
+use super::error::{self, MysqlFailureReach};
 use super::migrate;
 use super::row::DbRow;
 use super::target::MysqlTarget;
@@ -264,7 +264,7 @@ pub(super) async fn follows(connection: &mut MysqlConnection) -> Result<Option<b
     let all = if connection.server.is_mariadb { "all replicas" } else { "replica" };
     match connection.run(&format!("show {all} status")).await {
         Ok(rows) => Ok(Some(!rows.is_empty())),
-        Err(error) if failure::is_forbidden(&error) => connection.recover().await.map(|()| None),
+        Err(error) if error::is_forbidden(&error) => connection.recover().await.map(|()| None),
         Err(error) => Err(error),
     }
 }
@@ -312,7 +312,7 @@ pub(super) async fn schema(target: &MysqlTarget) -> Result<u32, MysqlOpenError> 
 /// Returns the error for a connection that failed.
 pub(super) fn unreachable(target: &MysqlTarget, error: Error) -> MysqlOpenError {
     let shown = target.shown();
-    match failure::is_refusal(&error) {
+    match error::is_refusal(&error) {
         true => MysqlOpenError::Refused { place: shown, source: error.into() },
         false => MysqlOpenError::Unreachable { place: shown, source: error.into() },
     }
@@ -320,7 +320,7 @@ pub(super) fn unreachable(target: &MysqlTarget, error: Error) -> MysqlOpenError 
 
 /// Returns the error for a statement that failed while opening.
 pub(super) fn open_error(target: &MysqlTarget, error: Error) -> MysqlOpenError {
-    match failure::reach(&error) {
+    match error::reach(&error) {
         MysqlFailureReach::Moment => unreachable(target, error),
         _ => MysqlOpenError::Failed { place: target.shown(), source: error.into() },
     }

@@ -15,7 +15,7 @@ use mysql_async::Error;
 
 use super::batch::RowSource;
 use super::connection::MysqlConnection;
-use super::failure::{self, MysqlFailureReach, store_error};
+use super::error::{self, MysqlFailureReach, store_error};
 use super::row::{self, DbRow};
 use super::{KIND, MysqlCore, literal, policies};
 
@@ -162,7 +162,7 @@ macro_rules! retrying {
             match $work.await {
                 Ok(done) => break Ok(done),
                 Err(error) if retries.may_follow(&error).await => {}
-                Err(error) => break Err($crate::store::mysql::failure::store_error($op, error)),
+                Err(error) => break Err($crate::store::mysql::error::store_error($op, error)),
             }
         }
     }};
@@ -178,7 +178,7 @@ impl Retries {
     /// Waits for a moment and returns `true` if the work may be repeated.
     pub(super) async fn may_follow(&mut self, error: &Error) -> bool {
         self.0 += 1;
-        let may_follow = self.0 < TRIES_MAX && failure::reach(error) == MysqlFailureReach::Contended;
+        let may_follow = self.0 < TRIES_MAX && error::reach(error) == MysqlFailureReach::Contended;
         if may_follow {
             tokio::time::sleep(PAUSE * self.0).await;
         }

@@ -9,7 +9,7 @@ use ibid_core::store::{BoxFuture, SqlStore, StoreError, Work};
 use ibid_core::time::Timestamp;
 
 use super::connection::MysqlStoreTx;
-use super::failure::{self, store_error};
+use super::error::{self, store_error};
 use super::read::retrying;
 use super::row;
 use super::{KIND, MysqlCore, policies};
@@ -80,7 +80,7 @@ impl SqlStore for MysqlCore {
             let done = work(&mut MysqlStoreTx(&mut connection)).await;
             let end = if done.is_ok() { "commit" } else { "rollback" };
             let ended = connection.end(end).await;
-            let result = done.and_then(|()| ended.map(drop).map_err(failure::sql_error));
+            let result = done.and_then(|()| ended.map(drop).map_err(error::sql_error));
             result.map_err(|error| match error.fault() {
                 SqlFault::Wrong => StoreError::lasting(KIND, OP_WORK, error),
                 // It was rolled back.

@@ -25,7 +25,7 @@ async fn an_open_transaction_never_commits_under_the_old_identity() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_open_transaction_on_mysql_never_commits_under_the_old_identity() {
+async fn a_mysql_transaction_never_commits_under_the_old_identity() {
     never_commits_under_the_old_identity::<SqlxMysqlPools>(TestDatabase::own_mariadb()).await;
 }
 

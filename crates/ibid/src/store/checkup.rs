@@ -148,6 +148,9 @@ pub struct Setting {
     pub is_weak: bool,
 }
 
+/// Name of the setting that says by how much the clocks of a store's servers differ.
+pub const SERVER_CLOCKS: &str = "clocks of the servers";
+
 /// The role of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a tool that reports facts has to report all of them")]

@@ -29,6 +29,7 @@ mod clock;
 mod commit;
 mod copy;
 mod evidence;
+mod history;
 mod item;
 mod open;
 mod order;
@@ -63,6 +64,7 @@ pub use table::{
 pub use url::UrlError;
 
 use clock::{ClockWatch, Moment};
+use history::LinesInDoubt;
 use policies::Policies;
 use skew::SkewReads;
 
@@ -75,6 +77,7 @@ pub struct DynamoStore {
     watch: Arc<ClockWatch>,
     skew: SkewReads,
     policies: Policies,
+    lines_in_doubt: LinesInDoubt,
 }
 
 impl DynamoStore {

@@ -9,7 +9,7 @@ use ibid_core::store::{Store, StoreError};
 
 use crate::DynamoStore;
 use crate::client::{connect, load_config};
-use crate::clock::{ClockState, ClockWatch, NodeClock};
+use crate::clock::{ClockState, ClockWatch, NodeClock, PROOF_FOR};
 use crate::order::Shards;
 use crate::skew::{SkewReads, VALID_FOR};
 use crate::table::{TableCheckup, TableError, wait_until_active};
@@ -33,6 +33,9 @@ pub struct DynamoOptions {
     /// Time for which a read of the table's `skew_max` counts. Tests shorten it.
     #[doc(hidden)]
     pub skew_valid_for: Duration,
+    /// Time for which a reply that proved the clock right counts. Tests shorten it.
+    #[doc(hidden)]
+    pub clock_proven_for: Duration,
 }
 
 impl DynamoOptions {
@@ -46,6 +49,7 @@ impl DynamoOptions {
             shards: None,
             clock: NodeClock::default(),
             skew_valid_for: VALID_FOR,
+            clock_proven_for: PROOF_FOR,
         }
     }
 
@@ -117,7 +121,7 @@ impl DynamoStore {
         if !(SKEW_MAX_LEAST..=SKEW_MAX_MOST).contains(&options.skew_max) {
             return Err(OpenError::SkewOutOfRange(options.skew_max));
         }
-        let watch = Arc::new(ClockWatch::new(options.clock, options.skew_max));
+        let watch = Arc::new(ClockWatch::new(options.clock, options.skew_max, options.clock_proven_for));
         let client = connect(config, watch.clone());
         match wait_until_active(&client, &options.table, false).await? {
             TableCheckup::Missing => return Err(OpenError::Missing(options.table)),
@@ -131,6 +135,7 @@ impl DynamoStore {
             watch,
             skew: SkewReads::new(options.skew_valid_for),
             policies: Default::default(),
+            lines_in_doubt: Default::default(),
         })
     }
 

@@ -72,7 +72,9 @@ fn run(command: Command) -> Result<(), Failures> {
             let url = config::store_of(&args.place)?;
             let secrets = config::secrets_of(&args.place, &EnvVars::of_process()?)?;
             let upstream = config::upstream_if_named(&args)?;
-            wait_for(commands::doctor::run(&url, secrets, upstream.as_ref(), args.json, &mut stdout()))
+            let front = config::front_of(&args.place, &EnvVars::of_process()?)?;
+            let targets = commands::doctor::Targets { upstream: upstream.as_ref(), front: front.as_ref() };
+            wait_for(commands::doctor::run(&url, secrets, targets, args.json, &mut stdout()))
         }
         Command::Sweep(args) => on_store(&args.place, async |url, store| {
             let rounds = rounds(&args.rounds);

@@ -246,6 +246,11 @@ pub(crate) fn upstream_if_named(args: &DoctorArgs) -> Result<Option<UpstreamSett
     })
 }
 
+/// Returns the front of `ibid doctor`, if the variable or the file names one. Only the gateway judges its time-out.
+pub(crate) fn front_of(args: &StoreArgs, variables: &EnvVars) -> Result<Option<FrontConfig>, Failures> {
+    from_file(args, |root, reader| front::read(root, reader, variables, Duration::MAX))
+}
+
 fn read_upstream_settings(
     root: &mut Section<'_, '_>,
     reader: &Reader<'_>,

@@ -25,6 +25,8 @@ pub(crate) enum On {
     Mysql,
     #[cfg(feature = "redis")]
     Redis,
+    #[cfg(feature = "dynamodb")]
+    Dynamodb,
 }
 
 /// Makes one test per kind of store from an `async fn(On)`. `and mysql` adds MySQL to a test that does not
@@ -113,6 +115,7 @@ impl Setup {
         self.on_server((on == On::Postgres).then(Postgres::shared))
             .on_mariadb(on, MariaDb::shared)
             .on_redis(on)
+            .on_dynamodb(on)
     }
 
     /// Uses another kind of store, on a server without the transactions of other tests.
@@ -154,6 +157,24 @@ impl Setup {
 
     #[cfg(not(feature = "redis"))]
     fn on_redis(self, _: On) -> Setup {
+        self
+    }
+
+    /// Uses a new table, with the least skew and as few shards as a test machine can ask.
+    #[cfg(feature = "dynamodb")]
+    fn on_dynamodb(self, on: On) -> Setup {
+        if on != On::Dynamodb {
+            return self;
+        }
+        let server = ibid_testkit::dynamodb::DynamoDb::shared();
+        let (region, endpoint) = (server.region(), server.url());
+        self.store_at(&format!("dynamodb://ibid?region={region}&endpoint={endpoint}&skew_max=5s&shards=4"))
+            .variable("AWS_ACCESS_KEY_ID", "test")
+            .variable("AWS_SECRET_ACCESS_KEY", "test")
+    }
+
+    #[cfg(not(feature = "dynamodb"))]
+    fn on_dynamodb(self, _: On) -> Setup {
         self
     }
 

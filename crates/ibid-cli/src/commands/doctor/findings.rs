@@ -1,6 +1,8 @@
 //! Interprets the facts about a store for its operator. Pure: facts in, findings out.
 
-use ibid::store::checkup::{Checkup, ClockGap, OpenCases, Pooler, Role, Schema, Setting, Standby, Standbys};
+use ibid::store::checkup::{
+    Checkup, ClockGap, OpenCases, Pooler, Role, SERVER_CLOCKS, Schema, Setting, Standby, Standbys,
+};
 
 use crate::output::Failure;
 
@@ -51,6 +53,7 @@ pub(super) fn of(checkup: &Checkup, secrets: usize) -> Vec<Finding> {
         durability(&checkup.durability, checkup.weak_accepted),
         role(checkup),
     ];
+    findings.extend(server_clocks(&checkup.durability));
     findings.extend(
         checkup
             .refusals
@@ -163,7 +166,7 @@ fn durability(settings: &[Setting], accepted: bool) -> Finding {
     let words = |settings: &mut dyn Iterator<Item = &Setting>| {
         settings.map(|setting| format!("{} = {}", setting.name, setting.value)).collect::<Vec<_>>().join(", ")
     };
-    let facts = words(&mut settings.iter());
+    let facts = words(&mut settings.iter().filter(|setting| setting.name != SERVER_CLOCKS));
     let refused = |setting: &&Setting| setting.is_weak && setting.name != "full_page_writes";
     let weak = words(&mut settings.iter().filter(|setting| setting.is_weak));
     match (settings.iter().any(|setting| refused(&setting)), accepted) {
@@ -186,6 +189,17 @@ fn durability(settings: &[Setting], accepted: bool) -> Finding {
             ),
         ),
     }
+}
+
+/// Returns a warning about a cluster whose servers tell different times: each is the clock of its own records.
+fn server_clocks(settings: &[Setting]) -> Option<Finding> {
+    let clocks = settings.iter().find(|setting| setting.name == SERVER_CLOCKS)?;
+    Some(line(
+        "clocks",
+        Grade::Warning,
+        clocks.value.clone(),
+        "the servers tell different times: from a second on no lapsed key is taken over; run a time service on each of them",
+    ))
 }
 
 fn role(checkup: &Checkup) -> Finding {

@@ -80,6 +80,16 @@ fn a_clock_gap_of_a_second_plus_the_round_trip_is_fine() {
 }
 
 #[test]
+fn clocks_of_a_cluster_that_differ_are_named() {
+    let (check, grade, text) = one(|checkup| {
+        let value = "1200 ms apart".to_owned();
+        checkup.durability.push(Setting { name: SERVER_CLOCKS, value, is_weak: false });
+    });
+    assert_eq!((check, grade), ("clocks", Grade::Warning));
+    assert!(text.starts_with("1200 ms apart | ") && text.contains("time service"), "{text}");
+}
+
+#[test]
 fn a_weak_setting_is_bad_unless_it_is_accepted() {
     let weak = |checkup: &mut Checkup| {
         checkup.durability[1] =

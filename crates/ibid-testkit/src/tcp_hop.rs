@@ -6,14 +6,17 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::sync::oneshot;
+use tokio::task::{JoinHandle, JoinSet};
 
 /// A port of the loopback interface whose connections are passed on to another one. It closes when dropped.
 #[derive(Debug)]
 pub struct TcpHop {
     port: u16,
     target: Arc<AtomicU16>,
-    serving: AbortHandle,
+    /// Dropped to end the task, which then closes the port and all connections.
+    stop: oneshot::Sender<()>,
+    serving: JoinHandle<()>,
 }
 
 impl TcpHop {
@@ -32,9 +35,15 @@ impl TcpHop {
         let port = listener.local_addr().expect("it is bound").port();
         let target = Arc::new(AtomicU16::new(target));
         let server = target.clone();
+        let (stop, mut stopped) = oneshot::channel();
         let serving = tokio::spawn(async move {
             let mut connections = JoinSet::new();
-            while let Ok((mut client, _)) = listener.accept().await {
+            loop {
+                let accepted = tokio::select! {
+                    accepted = listener.accept() => accepted,
+                    _ = &mut stopped => break,
+                };
+                let Ok((mut client, _)) = accepted else { continue };
                 let server = server.load(Ordering::SeqCst);
                 connections.spawn(async move {
                     // A server that is away closes the connection, and one that breaks is the client's to notice.
@@ -43,8 +52,10 @@ impl TcpHop {
                     }
                 });
             }
+            drop(listener);
+            connections.shutdown().await;
         });
-        TcpHop { port, target, serving: serving.abort_handle() }
+        TcpHop { port, target, stop, serving }
     }
 
     /// Returns the port to connect to.
@@ -59,15 +70,7 @@ impl TcpHop {
 
     /// Closes the port and all connections, and returns once they are closed.
     pub async fn close(self) {
-        self.serving.abort();
-        while !self.serving.is_finished() {
-            tokio::task::yield_now().await;
-        }
-    }
-}
-
-impl Drop for TcpHop {
-    fn drop(&mut self) {
-        self.serving.abort();
+        drop(self.stop);
+        self.serving.await.expect("it closes the port");
     }
 }

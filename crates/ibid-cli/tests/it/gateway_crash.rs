@@ -152,7 +152,8 @@ async fn kill_under_load(
 async fn wait_for_sweeper(on: On, setup: &Setup, gateway: &Gateway) -> Duration {
     let since = Instant::now();
     if !more_time(on).is_zero() {
-        let words = ["keys", "list", "--store", &setup.store(), "--state", "in_progress", "--json"];
+        let store = setup.store();
+        let words = ["keys", "list", "--store", store.as_str(), "--state", "in_progress", "--json"];
         until_async("no attempt is listed as running any more", async || {
             let listed = block_in_place(|| setup.ibid(&words));
             assert!(listed.status.success(), "{listed:?}");

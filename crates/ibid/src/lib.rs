@@ -91,6 +91,9 @@ mod backoff;
 
 mod random;
 
+#[cfg(feature = "http")]
+mod trace;
+
 #[cfg(feature = "redis")]
 mod redis_target;
 

@@ -114,6 +114,7 @@ const EDGES: &[Edge] = &[
     ("ibid::record_sql", LAYERS),
     ("ibid::front", LAYERS),
     ("ibid::telemetry", LAYERS),
+    ("ibid::trace", LAYERS),
     ("ibid::failpoint", LAYERS),
     ("ibid::random", LAYERS),
     ("ibid::backoff", LAYERS),

@@ -35,10 +35,11 @@ use super::routes::{Routes, Ruling, upper_case};
 use super::without_key::KeysElsewhere;
 use super::{
     MissingIdentityError, PrincipalSource, TenantSource, counters, guarded_request, method_override,
-    original_uri, pages, proof, trace,
+    original_uri, pages, proof,
 };
 use crate::ibid::Ibid;
 use crate::identity::IdentitySetting;
+use crate::trace;
 
 /// Wraps a service in an [`IdempotencyService`], which executes each guarded request once.
 ///

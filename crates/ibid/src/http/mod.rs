@@ -71,7 +71,6 @@ mod identity;
 mod intake;
 mod layer;
 mod method_override;
-mod otel;
 mod pages;
 mod prefer;
 mod previous;
@@ -84,7 +83,6 @@ mod routes;
 mod routes_builder;
 mod run;
 mod stored_request;
-mod trace;
 mod transact;
 mod without_key;
 
@@ -98,10 +96,9 @@ pub use layer::{IdempotencyLayer, IdempotencyService};
 pub use render::render_refusal;
 pub use routes::{ReservedBy, Route, Routes, RoutesError, Rule, Ruling};
 pub use routes_builder::RoutesBuilder;
-pub use trace::TraceContext;
-#[cfg(feature = "opentelemetry")]
-pub(crate) use trace::continue_trace;
 pub use without_key::WithoutKey;
+
+pub use crate::trace::TraceContext;
 
 use std::sync::Arc;
 

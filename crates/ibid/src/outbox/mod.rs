@@ -120,7 +120,7 @@ mod mysql_statements;
 pub(crate) mod store_tx;
 
 #[cfg(feature = "opentelemetry")]
-use crate::http::continue_trace;
+use crate::trace::continue_trace;
 
 /// Does nothing: without OpenTelemetry a span has no parent, and only the handler gets the trace of an effect.
 #[cfg(not(feature = "opentelemetry"))]

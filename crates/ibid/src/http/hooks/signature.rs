@@ -14,7 +14,7 @@ use ibid_core::time::Timestamp;
 use sha2::Sha256;
 use subtle::ConstantTimeEq as _;
 
-use crate::http::trace;
+use crate::trace;
 
 /// The signature scheme of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]

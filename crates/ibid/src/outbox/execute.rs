@@ -58,7 +58,7 @@ impl<D: Database> ClaimedEffect<D> {
         let provider_id = result.provider_id.clone();
         let ended = writer.write(result).await;
         self.count(ended);
-        if matches!(ended, EffectEnd::Moved { to: EffectState::Unknown | EffectState::Queued, .. }) {
+        if matches!(ended, EffectEnd::Moved { to, .. } if to.waits_for_evidence()) {
             apply_earlier_evidence(&self.ibid, &self.effect, provider_id).await;
         }
         ended

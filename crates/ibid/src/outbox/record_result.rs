@@ -235,7 +235,7 @@ fn log_lost_result(result: &EffectResult, stored: Option<&StoredEffect>) {
     let Some(made) = result.made.as_ref().filter(|_| result.evidence.is_none()) else { return };
     let (effect, provider_id) = (stored.map(|stored| stored.seq), made.provider_id.as_deref());
     match (result.event, stored) {
-        (EffectEvent::Verified(_), Some(stored)) if stored.state == EffectState::Done => {
+        (EffectEvent::Verified(_), Some(stored)) if stored.state.is_done() => {
             tracing::info!(effect, provider_id, "effect was already settled by another process");
         }
         _ => tracing::error!(
@@ -366,9 +366,9 @@ pub(crate) async fn answer(
 fn settled_effect(change: &EffectChange, result: &EffectResult) -> Option<SettledEffect> {
     let why = result.why.clone().unwrap_or_default();
     match change.state {
-        EffectState::Done => Some(SettledEffect::Done(result.made.clone().unwrap_or_default())),
+        state if state.is_done() => Some(SettledEffect::Done(result.made.clone().unwrap_or_default())),
         state if !state.is_dead_letter(change.due_in.is_some()) => None,
-        EffectState::Unknown => Some(SettledEffect::Unknown { why }),
+        state if state.is_unknown() => Some(SettledEffect::Unknown { why }),
         _ => Some(SettledEffect::Dead { why }),
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ibid_core::effect::{EffectClaim, EffectRules, StoredEffect};
-use ibid_core::machine::{ClaimReason, EffectState};
+use ibid_core::machine::ClaimReason;
 use ibid_core::sql::{Database, OwnedTx, SqlError, SqlFault, SqlTx};
 use metrics::counter;
 use tokio::task::{JoinError, JoinSet};
@@ -110,7 +110,7 @@ impl WorkerRound {
 
     fn add(&mut self, ended: EffectEnd) {
         let count = match ended {
-            EffectEnd::Moved { to: EffectState::Done, .. } => &mut self.done,
+            EffectEnd::Moved { to, .. } if to.is_done() => &mut self.done,
             EffectEnd::Moved { to, due } if to.is_dead_letter(due) => &mut self.dead,
             EffectEnd::Moved { .. } => &mut self.again,
             EffectEnd::Lost | EffectEnd::Unwritten => &mut self.lost,

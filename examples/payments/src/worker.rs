@@ -88,7 +88,7 @@ charge_payments_in!(SqlxMysqlTx<'static>);
 /// Builds the result that is stored with the effect.
 fn call_result(charge: &Charge) -> CallResult {
     let provider_id = charge.id().map(str::to_owned);
-    CallResult { result: json!(charge).to_string().into(), provider_id, answer: None }
+    CallResult { result: json!(charge).to_string().into(), provider_id, response: None }
 }
 
 /// The kind of effect that [`Charger`] handles.

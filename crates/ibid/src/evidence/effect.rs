@@ -305,7 +305,7 @@ fn reported_result(answer: &AttemptResponse) -> CallResult {
     CallResult {
         result: response.as_ref().map(|response| response.body.clone()).unwrap_or_default(),
         provider_id: answer.provider_id.clone(),
-        answer: response,
+        response,
     }
 }
 

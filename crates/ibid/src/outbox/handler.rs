@@ -45,8 +45,8 @@ pub trait EffectHandler<T>: Send + Sync {
 
     /// Converts the result that a webhook reports into the form that `call` and `verify` return.
     ///
-    /// `told` holds the body of the webhook's payload as `result`. Its `answer` has the same body, and the status of the
-    /// reported outcome. A decline is an answer too.
+    /// `told` holds the body of the webhook's payload as `result`. Its `response` has the same body, and the status of
+    /// the reported outcome. A decline is a response too.
     fn on_evidence(&self, call: &EffectCall, told: CallResult) -> CallResult {
         let _ = call;
         told
@@ -180,7 +180,7 @@ pub struct CallResult {
     pub provider_id: Option<String>,
     /// The record's final response, if the effect owes it. If the effect owes it and this is `None`, the record becomes
     /// `unknown` and needs an operator: an invented response could never be taken back.
-    pub answer: Option<Response>,
+    pub response: Option<Response>,
 }
 
 /// Result of [`EffectHandler::verify`], which asks the provider about an earlier call.

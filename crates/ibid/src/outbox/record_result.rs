@@ -161,8 +161,8 @@ impl<D: Database> ResultWriter<'_, D> {
                 stored => TxOutcome::No(stored.map(Box::new)),
             });
         }
-        let answered = match settled {
-            Some(settled) if self.effect.owes => answer(&mut tx, self.effect, settled, terms).await?,
+        let owed = match settled {
+            Some(settled) if self.effect.owes => settle_record(&mut tx, self.effect, settled, terms).await?,
             _ => None,
         };
         if let Some(settled) = settled {
@@ -186,8 +186,8 @@ impl<D: Database> ResultWriter<'_, D> {
         if failpoint::at("done.after").await == Hit::Lost {
             return Err("a failpoint".into());
         }
-        if let Some(answered) = answered {
-            answered.publish(self.ibid, sent_at);
+        if let Some(owed) = owed {
+            owed.publish(self.ibid, sent_at);
         }
         Ok(TxOutcome::Yes)
     }
@@ -278,13 +278,13 @@ async fn write_fence<T: OwnedTx>(
 }
 
 /// A record that has just got its response, or has become `unknown`.
-pub(crate) struct OwedAnswer {
+pub(crate) struct OwedResponse {
     change: Arc<Change>,
     stored: Option<StoredRecord>,
     response: Option<Arc<Response>>,
 }
 
-impl OwedAnswer {
+impl OwedResponse {
     /// Puts the response into the cache and wakes the duplicates of this process that wait for it.
     pub(crate) fn publish(self, ibid: &Ibid, sent_at: Instant) {
         let engine = ibid.engine();
@@ -299,12 +299,12 @@ impl OwedAnswer {
 /// Completes the record with its response, or makes it `unknown` if the effect ended without one.
 ///
 /// Returns `None` if the record no longer waits for this effect.
-pub(crate) async fn answer(
+pub(crate) async fn settle_record(
     tx: &mut dyn SqlTx,
     effect: &StoredEffect,
     settled: &SettledEffect,
     terms: WriteOptions,
-) -> Result<Option<OwedAnswer>, SqlError> {
+) -> Result<Option<OwedResponse>, SqlError> {
     let now = terms.now;
     let locked = record_sql::lock(tx, &effect.record, now, effect.rules.lease()).await?;
     // A later generation of the record does not wait for this effect.
@@ -312,7 +312,7 @@ pub(crate) async fn answer(
         return Ok(None);
     };
     let response = match settled {
-        SettledEffect::Done(CallResult { answer: Some(response), .. }) => Some(response),
+        SettledEffect::Done(CallResult { response: Some(response), .. }) => Some(response),
         SettledEffect::Done(_) => {
             tracing::error!(effect = effect.seq, "effect owes a response, but its handler returned none");
             None
@@ -355,7 +355,7 @@ pub(crate) async fn answer(
         return Err(SqlError::new(SqlFault::Serialization, "a locked record has changed"));
     };
     let is_stored = answer.is_some_and(|answer| answer.kept.is_some());
-    Ok(Some(OwedAnswer {
+    Ok(Some(OwedResponse {
         stored: apply_change(&change, stamp, Some(&locked.stored)),
         response: response.filter(|_| is_stored).cloned().map(Arc::new),
         change,

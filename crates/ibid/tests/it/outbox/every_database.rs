@@ -327,8 +327,8 @@ impl<T: SqlTx> EffectHandler<T> for Psp {
 
 /// The provider's result of a call that was made.
 fn charge_result() -> CallResult {
-    let answer = Some(Response::plain(201, "text/plain", "paid".to_owned()));
-    CallResult { result: "answer".into(), provider_id: Some("ch_1".into()), answer }
+    let response = Some(Response::plain(201, "text/plain", "paid".to_owned()));
+    CallResult { result: "answer".into(), provider_id: Some("ch_1".into()), response }
 }
 
 pub(super) fn lost() -> CallOutcome {

@@ -405,7 +405,7 @@ pub(super) fn a_charge() -> CallResult {
     CallResult {
         result: "receipt".into(),
         provider_id: Some("ch_1".into()),
-        answer: Some(Response::plain(201, "text/plain", "paid".to_owned())),
+        response: Some(Response::plain(201, "text/plain", "paid".to_owned())),
     }
 }
 

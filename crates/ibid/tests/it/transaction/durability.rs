@@ -134,6 +134,6 @@ struct Charges;
 
 impl<T: Send> EffectHandler<T> for Charges {
     async fn call(&self, _: &EffectCall) -> CallOutcome {
-        CallOutcome::Made(CallResult { answer: Some(answer(201)), ..CallResult::default() })
+        CallOutcome::Made(CallResult { response: Some(answer(201)), ..CallResult::default() })
     }
 }

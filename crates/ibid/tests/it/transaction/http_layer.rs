@@ -186,7 +186,7 @@ struct Provider;
 impl<T: SqlTx> EffectHandler<T> for Provider {
     async fn call(&self, _: &EffectCall) -> CallOutcome {
         let paid = Answer::plain(201, "text/plain", "paid".to_owned());
-        let made = CallResult { result: "receipt".into(), provider_id: None, answer: Some(paid) };
+        let made = CallResult { result: "receipt".into(), provider_id: None, response: Some(paid) };
         CallOutcome::Made(made)
     }
 }

@@ -354,15 +354,13 @@ impl EffectChange {
 /// A claim of due effects by a worker, each for the lease in its rules.
 #[derive(Clone, Debug)]
 pub struct EffectClaim {
-    /// Kinds of effects to claim.
-    pub kinds: Vec<String>,
+    /// Sequence numbers of the effects.
+    pub seqs: Vec<i64>,
     /// Reason of the claim. The first claim that counts as a try sets the instant of the first call, which is durable
     /// before the first byte is sent.
     pub reason: ClaimReason,
     /// Nonce of this write, for each of them.
     pub nonce: Nonce,
-    /// Largest number of effects.
-    pub limit: u32,
 }
 
 /// Filter for a list of effects.

@@ -91,6 +91,8 @@ mod backoff;
 
 mod random;
 
+mod slot_shares;
+
 #[cfg(feature = "http")]
 mod trace;
 

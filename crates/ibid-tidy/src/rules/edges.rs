@@ -113,6 +113,7 @@ const EDGES: &[Edge] = &[
     // It serves the stores and callers' transactions, and knows neither.
     ("ibid::record_sql", LAYERS),
     ("ibid::front", LAYERS),
+    ("ibid::slot_shares", LAYERS),
     ("ibid::telemetry", LAYERS),
     ("ibid::trace", LAYERS),
     ("ibid::failpoint", LAYERS),

@@ -91,7 +91,7 @@
 //! ```
 //!
 //! A worker polls the outbox about once a second. It sees effects that its own process enqueues at once, and those of other
-//! processes at its next poll. Effects of one [aggregate](NewEffect::ordered_by) run one after the other. A dead letter
+//! processes at its next poll. One tenant gets at most half of a worker's calls at once. Effects of one [aggregate](NewEffect::ordered_by) run one after the other. A dead letter
 //! blocks the effects behind it until an operator [retries](crate::operator::Operator::retry) or
 //! [discards](crate::operator::Operator::discard) it.
 
@@ -103,7 +103,11 @@ pub(crate) mod copy;
 
 pub(crate) mod dyn_handler;
 
+mod due_effects;
+
 mod handler;
+
+mod look;
 
 mod worker;
 

@@ -26,6 +26,7 @@ mod operator_actions;
 mod owed_response;
 #[cfg(all(feature = "postgres", feature = "sqlx-postgres"))]
 mod postgres;
+mod tenant_shares;
 mod trace_context;
 mod uncertain_calls;
 mod webhook_evidence;

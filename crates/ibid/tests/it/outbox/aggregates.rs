@@ -152,7 +152,8 @@ async fn a_turn_of_a_locked_effect_stays_for_the_next_look() {
     assert_eq!(worker.run_once().await.unwrap(), ONE_DONE);
 }
 
-/// A look costs what it takes: 100,000 due effects of another kind and 100,000 behind a dead letter are not read.
+/// A look costs what it takes: 100,000 due effects of another kind, 100,000 behind a dead letter and 100,000 of a tenant that
+/// has its share are not read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_look_reads_no_effect_that_it_may_not_take() {
     let server = Postgres::shared();
@@ -163,6 +164,10 @@ async fn a_look_reads_no_effect_that_it_may_not_take() {
                 select 1000 + n, 1, 1, 1, 1, 1, 0, 1, false, false, 't', 'other', null from generate_series(1, 100000) n
                 union all
                 select 200000 + n, 1, 1, 1, 1, 1, 0, case n when 0 then 5 else 1 end, n > 0, n = 0, 't', 'charge', 'account 7'
+                from generate_series(0, 100000) n
+                union all
+                select 400000 + n, 1, case n when 0 then 2 else 1 end, 1, 1, 1, 0, 1, false, false,
+                  case n when 0 then 'small' else 'large' end, 'report', null
                 from generate_series(0, 100000) n;
                 insert into ibid_effect_turn (tenant, aggregate) values ('t', 'account 7');
                 analyze";
@@ -184,12 +189,32 @@ async fn a_look_reads_no_effect_that_it_may_not_take() {
         let count = |word: &str| word.split_once('=').map_or(0, |(_, count)| count.parse().unwrap());
         (buffers.split(' ').map(count).sum::<u32>(), plan)
     };
-    let (read, plan) = pages(
-        take,
-        "int8, int8, int8, int8, int8, text, int8, boolean",
-        "null, 1, 2, 77, 1, '[\"charge\",\"mail\"]', 16, false",
-    );
-    assert!(plan.contains("rows=2") && (1..100).contains(&read), "{read} pages: {plan}");
+    let picks = [
+        (
+            include_str!("../../../src/outbox/sql/postgres/pick_due.sql"),
+            "int8, int8, text, int8",
+            "null, 1, '[\"charge\",\"mail\"]', 16",
+            2,
+        ),
+        (
+            include_str!("../../../src/outbox/sql/postgres/next_tenants.sql"),
+            "int8, int8, text, text, int8",
+            "null, 1, 'report', '', 32",
+            2,
+        ),
+        (
+            include_str!("../../../src/outbox/sql/postgres/pick_tenant_due.sql"),
+            "int8, int8, text, text, int8",
+            "null, 1, 'report', 'small', 16",
+            1,
+        ),
+        (take, "int8, text, int8, int8, int8, boolean", "null, '[1,2]', 2, 77, 1, false", 2),
+    ];
+    for (pick, types, params, rows) in picks {
+        let (read, plan) = pages(pick, types, params);
+        let actual = plan.lines().find(|line| line.contains("(actual")).unwrap_or_default();
+        assert!(actual.contains(&format!("rows={rows}")) && (1..100).contains(&read), "{read} pages: {plan}");
+    }
     let (read, plan) = pages(turns, "int8", "256");
     assert!((1..100).contains(&read), "{read} pages: {plan}");
     // The lists and the count of operators go by their indexes, too.

@@ -88,14 +88,31 @@ async fn a_worker_that_can_not_keep_its_promises_is_not_built() {
 #[tokio::test]
 async fn takes_go_by_their_indexes() {
     let world = World::new().await;
-    let plan = world.plan(include_str!("../../../src/outbox/sql/sqlite/take.sql"));
-    assert!(plan.contains("ibid_effect_due (kind=? AND state=? AND due_at<?)"), "{plan}");
-    assert!(
-        !plan.contains("SCAN x") && !plan.contains("SCAN e") && !plan.contains("SCAN ibid_effect"),
-        "{plan}"
-    );
-    let plan = world.plan(include_str!("../../../src/outbox/sql/sqlite/unblock.sql"));
-    assert!(plan.contains("ibid_effect_order (tenant=? AND aggregate=?)"), "{plan}");
-    let plan = world.plan(include_str!("../../../src/outbox/sql/sqlite/commit.sql"));
-    assert!(plan.contains("INTEGER PRIMARY KEY (rowid=?)"), "{plan}");
+    let plans = [
+        (
+            include_str!("../../../src/outbox/sql/sqlite/pick_due.sql"),
+            "ibid_effect_due (kind=? AND state=? AND due_at<?)",
+        ),
+        (
+            include_str!("../../../src/outbox/sql/sqlite/pick_tenant_due.sql"),
+            "ibid_effect_tenant (kind=? AND state=? AND tenant=? AND due_at<?)",
+        ),
+        (
+            include_str!("../../../src/outbox/sql/sqlite/next_tenants.sql"),
+            "ibid_effect_tenant (kind=? AND state=? AND tenant>?)",
+        ),
+        (include_str!("../../../src/outbox/sql/sqlite/take.sql"), "INTEGER PRIMARY KEY (rowid=?)"),
+        (
+            include_str!("../../../src/outbox/sql/sqlite/unblock.sql"),
+            "ibid_effect_order (tenant=? AND aggregate=?)",
+        ),
+        (include_str!("../../../src/outbox/sql/sqlite/commit.sql"), "INTEGER PRIMARY KEY (rowid=?)"),
+    ];
+    for (sql, index) in plans {
+        let plan = world.plan(sql);
+        assert!(plan.contains(index), "{plan}");
+        for scan in ["SCAN x", "SCAN e", "SCAN n\n", "SCAN ibid_effect"] {
+            assert!(!plan.contains(scan), "{plan}");
+        }
+    }
 }

@@ -64,6 +64,17 @@ impl SlotShares {
             None => drop(self.held.insert(holder.to_owned(), 1)),
         }
     }
+
+    /// Takes back a slot that this holder has.
+    pub(crate) fn release(&mut self, holder: &str) {
+        self.free += 1;
+        if let Some(held) = self.held.get_mut(holder) {
+            *held -= 1;
+            if *held == 0 {
+                self.held.remove(holder);
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -90,6 +101,20 @@ mod tests {
     #[test]
     fn holders_that_take_all_they_may_leave_slots_to_the_next() {
         assert_eq!(greedy(SlotShares::new(16), ["a", "b", "c", "d", "e", "f"]), [8, 4, 2, 1, 1, 0]);
+    }
+
+    #[test]
+    fn a_freed_slot_goes_to_a_holder_that_has_none() {
+        let mut shares = SlotShares::new(16);
+        for _ in 0..8 {
+            shares.hold("a");
+            shares.hold("b");
+        }
+        assert!(!shares.admit("c"), "no slot is free");
+        shares.release("b");
+        assert_eq!(shares.free(), 1);
+        assert!(!shares.admit("a") && !shares.admit("b"));
+        assert!(shares.admit("c"));
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub use effect::{
 pub use evidence::{EvidenceVerdict, judge_effect, judge_record};
 pub use request::holds_key;
 pub use status::{StatusView, describe};
-pub use upkeep::may_be_looked_up;
+pub use upkeep::{LOOKUP_STATE, may_be_looked_up};
 
 use crate::change::{BodyKind, Change, Draft, Expect, History, HistoryKind, InstantChange, StoredBody};
 use crate::effect::KEY_WINDOW;

@@ -221,6 +221,9 @@ pub(super) fn expire_unknown(record: Option<&Record>, nonce: Nonce, now: Timesta
     }
 }
 
+/// State of the records that a reconciler looks up, while it [may](may_be_looked_up).
+pub const LOOKUP_STATE: State = State::Unknown;
+
 /// Returns whether a reconciler may still look up an unknown record.
 pub fn may_be_looked_up(record: &Record) -> bool {
     record.policy.reconcile.as_ref().is_some_and(|rule| record.note.tries < rule.attempts)

@@ -115,7 +115,7 @@ async fn call(
         };
         let micros = u32::try_from(started.elapsed().as_micros()).unwrap_or(u32::MAX);
         counts.micros.lock().push(micros);
-        attempt.ready().await?;
+        attempt.ensure_lease().await?;
         match attempt.finish(payment::answer()).await {
             Outcome::Completed(_) => counts.keys.fetch_add(1, Ordering::Relaxed),
             other => return Err(format!("a finish came to {other:?}").into()),

@@ -115,7 +115,7 @@ async fn measure(ibid: &Ibid, args: &BurstArgs, kind: Kind) -> Result<Turn, Benc
         let Begin::Run(mut attempt) = ibid.begin(ask).await? else {
             return Err("a fresh key was not fresh".into());
         };
-        attempt.ready().await?;
+        attempt.ensure_lease().await?;
         let mut running = Some(attempt);
         if matches!(kind, Kind::Replays) {
             finish(running.take()).await?;

@@ -219,7 +219,7 @@ async fn write_template(database: &Database) -> Result<(), BenchError> {
         let identity = payment::identity(&format!("dead-{number}"))?;
         let ask = ibid.ask(identity, policy.clone(), Arc::new(payment::Payment));
         let Begin::Run(mut attempt) = ibid.begin(ask).await? else { return Err("not a fresh key".into()) };
-        attempt.ready().await?;
+        attempt.ensure_lease().await?;
         drop(attempt.unknown(ErrorCode::Broken).await);
     }
     Ok(())

@@ -154,7 +154,13 @@ impl PostgresCpu {
 
 /// Returns the user and system time of this process so far.
 pub(crate) fn own_cpu_seconds() -> Result<f64, BenchError> {
-    Ok(ProcessStat::parse(&std::fs::read_to_string("/proc/self/stat")?).own as f64 / TICKS_PER_SECOND)
+    cpu_seconds("self")
+}
+
+/// Returns the user and system time so far of the process with this number, all of its threads included.
+pub(crate) fn cpu_seconds(process: &str) -> Result<f64, BenchError> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
+    Ok(ProcessStat::parse(&stat).own as f64 / TICKS_PER_SECOND)
 }
 
 /// Parent and times of a process, in ticks.

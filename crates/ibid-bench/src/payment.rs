@@ -70,7 +70,7 @@ pub(crate) async fn pay(ibid: &Ibid, policy: &Arc<Policy>, key: &str) -> Result<
     let Begin::Run(mut attempt) = ibid.begin(ask).await? else {
         return Err(format!("`{key}` is not a fresh key").into());
     };
-    attempt.ready().await?;
+    attempt.ensure_lease().await?;
     match attempt.finish(answer()).await {
         Outcome::Completed(_) => Ok(()),
         other => Err(format!("a finish came to {other:?}").into()),

@@ -191,7 +191,7 @@ pub(crate) struct MigrateArgs {
     pub(crate) print: Option<PrintFormat>,
 
     #[command(flatten)]
-    pub(crate) place: StoreArgs,
+    pub(crate) store: StoreArgs,
 }
 
 /// Format in which `ibid migrate --print` prints what is missing.
@@ -219,7 +219,7 @@ pub(crate) struct DoctorArgs {
     pub(crate) upstream: Option<String>,
 
     #[command(flatten)]
-    pub(crate) place: StoreArgs,
+    pub(crate) store: StoreArgs,
 }
 
 /// The subcommands of `ibid reconcile`.
@@ -240,7 +240,7 @@ pub(crate) struct SweepArgs {
     pub(crate) rounds: RoundsArgs,
 
     #[command(flatten)]
-    pub(crate) place: StoreArgs,
+    pub(crate) store: StoreArgs,
 }
 
 /// Arguments of `ibid reconcile`: an upstream, rounds and a store.
@@ -259,7 +259,7 @@ pub(crate) struct ReconcileArgs {
     pub(crate) rounds: RoundsArgs,
 
     #[command(flatten)]
-    pub(crate) place: StoreArgs,
+    pub(crate) store: StoreArgs,
 }
 
 /// Arguments of a chore that may run in rounds.
@@ -290,7 +290,7 @@ pub(crate) struct ReapArgs {
     pub(crate) json: bool,
 
     #[command(flatten)]
-    pub(crate) place: StoreArgs,
+    pub(crate) store: StoreArgs,
 }
 
 /// The subcommands of `ibid keys`.
@@ -328,7 +328,7 @@ pub(crate) struct KeysListArgs {
     pub(crate) json: bool,
 
     #[command(flatten)]
-    pub(crate) place: StoreArgs,
+    pub(crate) store: StoreArgs,
 }
 
 /// Arguments of `ibid keys count`.
@@ -339,7 +339,7 @@ pub(crate) struct KeysCountArgs {
     pub(crate) json: bool,
 
     #[command(flatten)]
-    pub(crate) place: StoreArgs,
+    pub(crate) store: StoreArgs,
 }
 
 /// Arguments of `ibid keys show`.
@@ -354,7 +354,7 @@ pub(crate) struct KeysShowArgs {
     pub(crate) json: bool,
 
     #[command(flatten)]
-    pub(crate) place: StoreArgs,
+    pub(crate) store: StoreArgs,
 }
 
 /// Arguments that name the store.

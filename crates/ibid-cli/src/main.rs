@@ -65,16 +65,18 @@ fn run(command: Command) -> Result<(), Failures> {
         #[cfg(feature = "demo")]
         Command::Demo(args) => commands::demo::run(&args, &mut stdout()),
         Command::Migrate(args) => {
-            let url = config::store_of(&args.place)?;
+            let url = config::store_of(&args.store)?;
             wait_for(commands::migrate::run(&url, args.print, &mut stdout()))
         }
         Command::Doctor(args) => {
-            let url = config::store_of(&args.place)?;
-            let secrets = config::secrets_of(&args.place, &EnvVars::of_process()?)?;
+            let url = config::store_of(&args.store)?;
+            let secrets = config::secrets_of(&args.store, &EnvVars::of_process()?)?;
             let upstream = config::upstream_if_named(&args)?;
-            wait_for(commands::doctor::run(&url, secrets, upstream.as_ref(), args.json, &mut stdout()))
+            let front = config::front_of(&args.store, &EnvVars::of_process()?)?;
+            let targets = commands::doctor::Targets { upstream: upstream.as_ref(), front: front.as_ref() };
+            wait_for(commands::doctor::run(&url, secrets, targets, args.json, &mut stdout()))
         }
-        Command::Sweep(args) => on_store(&args.place, async |url, store| {
+        Command::Sweep(args) => on_store(&args.store, async |url, store| {
             let rounds = rounds(&args.rounds);
             until_stopped(commands::sweep_reconcile::sweep(url, store, &rounds, &mut stdout())).await
         }),
@@ -83,8 +85,8 @@ fn run(command: Command) -> Result<(), Failures> {
             commands::config_check::run(&args, &EnvVars::of_process()?, &mut stdout(), &mut stderr())
         }
         Command::Reap(args) => {
-            let keep = config::keep_of(&args.place)?;
-            on_store(&args.place, async |_, store| {
+            let keep = config::keep_of(&args.store)?;
+            on_store(&args.store, async |_, store| {
                 until_stopped(commands::reap::run(&*store, keep, &args, &mut stdout())).await
             })
         }
@@ -98,20 +100,20 @@ fn run(command: Command) -> Result<(), Failures> {
 /// Runs a command on records, named by their keys.
 fn run_on_keys(command: KeysCommand) -> Result<(), Failures> {
     match command {
-        KeysCommand::List(args) => on_store(&args.place, async |_, store| {
+        KeysCommand::List(args) => on_store(&args.store, async |_, store| {
             let store = commands::keys::browse(&*store)?;
             commands::keys::list(store, &args, &mut stdout(), &mut stderr()).await
         }),
-        KeysCommand::Count(args) => as_operator(&args.place, async |operator| {
+        KeysCommand::Count(args) => as_operator(&args.store, async |operator| {
             commands::key_counts::run(&operator, args.json, &mut stdout()).await
         }),
-        KeysCommand::Resolve(args) => as_operator(&args.act.place, async |operator| {
+        KeysCommand::Resolve(args) => as_operator(&args.act.store, async |operator| {
             commands::resolve::resolve(&operator, &args, &mut stdout(), &mut stderr()).await
         }),
-        KeysCommand::Forget(args) => as_operator(&args.act.place, async |operator| {
+        KeysCommand::Forget(args) => as_operator(&args.act.store, async |operator| {
             commands::resolve::forget(&operator, &args, &mut stdout(), &mut stderr()).await
         }),
-        KeysCommand::Show(args) => on_store(&args.place, async |_, store| {
+        KeysCommand::Show(args) => on_store(&args.store, async |_, store| {
             let load = async |id| store.load(id).await;
             commands::keys::show(commands::keys::browse(&*store)?, load, &args, &mut stdout()).await
         }),
@@ -120,13 +122,13 @@ fn run_on_keys(command: KeysCommand) -> Result<(), Failures> {
 
 fn run_on_effects(command: EffectsCommand) -> Result<(), Failures> {
     match command {
-        EffectsCommand::List(args) => as_operator(&args.place, async |operator| {
+        EffectsCommand::List(args) => as_operator(&args.store, async |operator| {
             commands::effects::list(&operator, &args, &mut stdout(), &mut stderr()).await
         }),
-        EffectsCommand::Retry(args) => as_operator(&args.act.place, async |operator| {
+        EffectsCommand::Retry(args) => as_operator(&args.act.store, async |operator| {
             commands::effects::retry(&operator, &args, &mut stdout(), &mut stderr()).await
         }),
-        EffectsCommand::Discard(args) => as_operator(&args.act.place, async |operator| {
+        EffectsCommand::Discard(args) => as_operator(&args.act.store, async |operator| {
             commands::effects::discard(&operator, &args, &mut stdout(), &mut stderr()).await
         }),
     }
@@ -134,10 +136,10 @@ fn run_on_effects(command: EffectsCommand) -> Result<(), Failures> {
 
 fn run_on_identity(command: IdentityCommand) -> Result<(), Failures> {
     match command {
-        IdentityCommand::Show(args) => on_store(&args.place, async |_, store| {
+        IdentityCommand::Show(args) => on_store(&args.store, async |_, store| {
             commands::identity::show(&*store, &args, &mut stdout()).await
         }),
-        IdentityCommand::Change(args) => on_store(&args.place, async |_, store| {
+        IdentityCommand::Change(args) => on_store(&args.store, async |_, store| {
             commands::identity::change(&*store, &args, &mut stdout(), &mut stderr()).await
         }),
     }
@@ -149,7 +151,7 @@ fn reconcile(args: &ReconcileArgs) -> Result<(), Failures> {
         return commands::ledger::main(args);
     }
     let (upstream, rounds) = (config::upstream_of(args)?, rounds(&args.rounds));
-    on_store(&args.place, async |url, store| {
+    on_store(&args.store, async |url, store| {
         let forwarder = gateway::forward::Forwarder::new(upstream.url, upstream.http2, &upstream.tls)
             .map_err(|error| Failure::usage("the upstream can't be used").because(error))?;
         until_stopped(commands::sweep_reconcile::reconcile(url, store, forwarder, &rounds, &mut stdout()))
@@ -255,19 +257,19 @@ fn logging(log: &config::LogSettings) -> Result<Spans, Failure> {
 
 /// Runs a command on the store that the arguments name.
 fn on_store(
-    place: &StoreArgs,
+    args: &StoreArgs,
     command: impl AsyncFnOnce(&StoreUrl, Arc<dyn Store>) -> Result<(), Failure>,
 ) -> Result<(), Failures> {
-    let url = config::store_of(place)?;
+    let url = config::store_of(args)?;
     wait_for(async { command(&url, open_store(&url, false).await?).await })
 }
 
 /// Runs an operator's command on the store that the arguments name.
 fn as_operator(
-    place: &StoreArgs,
+    args: &StoreArgs,
     command: impl AsyncFnOnce(Operator) -> Result<(), Failure>,
 ) -> Result<(), Failures> {
-    on_store(place, async |_, store| command(Operator::on_store(store)).await)
+    on_store(args, async |_, store| command(Operator::on_store(store)).await)
 }
 
 /// Runs a command on one thread, which is enough for a few store operations.

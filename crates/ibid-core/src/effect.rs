@@ -354,15 +354,13 @@ impl EffectChange {
 /// A claim of due effects by a worker, each for the lease in its rules.
 #[derive(Clone, Debug)]
 pub struct EffectClaim {
-    /// Kinds of effects to claim.
-    pub kinds: Vec<String>,
+    /// Sequence numbers of the effects.
+    pub seqs: Vec<i64>,
     /// Reason of the claim. The first claim that counts as a try sets the instant of the first call, which is durable
     /// before the first byte is sent.
     pub reason: ClaimReason,
     /// Nonce of this write, for each of them.
     pub nonce: Nonce,
-    /// Largest number of effects.
-    pub limit: u32,
 }
 
 /// Filter for a list of effects.
@@ -422,6 +420,10 @@ pub fn is_downstream_key(text: &str) -> bool {
 pub const KEY_WINDOW: Duration = Duration::from_millis(KEY_WINDOW_MS);
 
 const KEY_WINDOW_MS: u64 = 24 * 3_600_000;
+
+/// Codes of the states in which an effect may need an operator: `unknown` and `dead`.
+pub const OPERATOR_STATE_CODES: [i64; 2] =
+    [EffectState::NEED_OPERATOR[0] as i64, EffectState::NEED_OPERATOR[1] as i64];
 
 /// Largest size of an effect's name, kind and aggregate, in bytes. They are parts of index entries, of which PostgreSQL
 /// allows 2.7 kB; a name that a developer chose or an id of a resource fits.

@@ -1,4 +1,4 @@
-//! Hexadecimal digits of bytes.
+//! Hexadecimal digits of bytes, written and read.
 
 /// Returns bytes as lower-case hexadecimal digits, two for each byte.
 ///
@@ -24,6 +24,23 @@ pub fn push(text: &mut String, bytes: &[u8]) {
         // Digits are text.
         text.push_str(str::from_utf8(&digits[..2 * part.len()]).unwrap_or_default());
     }
+}
+
+/// Returns the bytes that hexadecimal digits in either case stand for, two digits for each byte; `None` if the text is
+/// anything else.
+///
+/// ```
+/// assert_eq!(ibid_core::hex::decode("00A5ff"), Some(vec![0, 0xa5, 0xff]));
+/// assert_eq!(ibid_core::hex::decode("+5"), None);
+/// assert_eq!(ibid_core::hex::decode("00a"), None);
+/// ```
+pub fn decode(digits: &str) -> Option<Vec<u8>> {
+    let digit = |digit: u8| char::from(digit).to_digit(16);
+    let byte = |pair: &[u8]| match pair {
+        [high, low] => u8::try_from(16 * digit(*high)? + digit(*low)?).ok(),
+        _ => None,
+    };
+    digits.as_bytes().chunks(2).map(byte).collect()
 }
 
 /// Bytes that become digits before they are appended.

@@ -63,6 +63,27 @@ impl State {
     /// count them.
     pub const WAITING: [State; 3] = [State::Pending, State::Retryable, State::Unknown];
 
+    /// Returns whether a response will come without a retry: an attempt runs, a worker will run the request, or an effect owes the
+    /// response.
+    pub fn is_open(self) -> bool {
+        matches!(self, State::Pending | State::InProgress)
+    }
+
+    /// Returns whether an attempt holds the lease.
+    pub fn is_running(self) -> bool {
+        self == State::InProgress
+    }
+
+    /// Returns whether the response is final and stored.
+    pub fn is_completed(self) -> bool {
+        self == State::Completed
+    }
+
+    /// Returns whether it is not known if the request was executed.
+    pub fn is_unknown(self) -> bool {
+        self == State::Unknown
+    }
+
     /// Returns the code that stores keep.
     pub fn code(self) -> u8 {
         self as u8

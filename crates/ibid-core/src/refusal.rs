@@ -2,6 +2,8 @@
 //!
 //! A refusal never contains a key, a fingerprint, a stored body or a store's name: its texts are constants.
 
+mod table;
+
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -215,7 +217,7 @@ impl Refusal {
                  it will not be executed again."
             }
             Refusal::UpstreamUncertain { may_settle: false, .. } => {
-                "The request was sent, and its answer was lost. No automatic check can tell its outcome, so an \
+                "The request was sent, and its response was lost. No automatic check can tell its outcome, so an \
                  operator has to settle it; it will not be executed again."
             }
             _ => self.row().detail,
@@ -227,7 +229,7 @@ impl Refusal {
         let status = self.status(profile);
         let retry = self.advice().name();
         let mut body = String::with_capacity(320);
-        // All texts are constants of this file without quotes and backslashes, so they are valid JSON as they are; a
+        // All texts are constants of this module without quotes and backslashes, so they are valid JSON as they are; a
         // test parses each. Writing into a `String` cannot fail.
         let (content_type, written) = match profile {
             Profile::Ietf | Profile::Repeatability => (
@@ -271,236 +273,6 @@ impl Refusal {
             _ => self.code(),
         }
     }
-
-    /// Returns this refusal's row of the table.
-    fn row(self) -> Row {
-        use Advice::{Never, NewKey, SameKey};
-        let row = |code, status, advice, title, detail| Row { code, status, advice, title, detail };
-        match self {
-            Refusal::KeyMissing => row(
-                "key-missing",
-                400,
-                NewKey,
-                "An idempotency key is required",
-                "Send a key where this API takes it, by default in the field Idempotency-Key: a value of your own, the \
-                 same for every retry of this request.",
-            ),
-            Refusal::KeyInvalid(_) => row(
-                "key-invalid",
-                400,
-                NewKey,
-                "The idempotency key can not be read",
-                "A key is a quoted string, or 1 to 255 visible ASCII characters without quote, backslash, comma and \
-                 semicolon.",
-            ),
-            Refusal::KeyReused => row(
-                "key-reused",
-                422,
-                NewKey,
-                "The idempotency key was used for another request",
-                "A retry must be the same request. Send a different request under a different key.",
-            ),
-            Refusal::RequestInProgress { .. } => row(
-                "request-in-progress",
-                409,
-                SameKey,
-                "The request is in progress",
-                "A request with this key has not been answered yet. Send the same request again later.",
-            ),
-            Refusal::OutcomeUnknown { .. } => row(
-                "outcome-unknown",
-                409,
-                SameKey,
-                "The outcome of the request is unknown",
-                "The first request may have been executed. It is being settled and will not be executed again; the \
-                 same request will get its answer.",
-            ),
-            Refusal::StoreUnavailable { .. } => row(
-                "store-unavailable",
-                503,
-                SameKey,
-                "The request can not be guarded now",
-                "Nothing was executed. Send the same request again later.",
-            ),
-            Refusal::Overloaded => row(
-                "overloaded",
-                503,
-                SameKey,
-                "There are too many requests at once",
-                "Nothing was reserved, and nothing was executed for this request. Send the same request again later.",
-            ),
-            Refusal::BodyTooLarge => row(
-                "body-too-large",
-                413,
-                NewKey,
-                "The request body is too large",
-                "Nothing was executed, and the key was not used.",
-            ),
-            Refusal::BodyTimeout => row(
-                "body-timeout",
-                408,
-                SameKey,
-                "The request body did not arrive in time",
-                "Nothing was executed, and the key was not used.",
-            ),
-            Refusal::BodyBroken => row(
-                "body-broken",
-                400,
-                SameKey,
-                "The request body broke off",
-                "Nothing was executed, and the key was not used.",
-            ),
-            Refusal::ResponseNotRetained => row(
-                "response-not-retained",
-                410,
-                Never,
-                "The request was executed, and its answer was not kept",
-                "The answer was too large or a stream. The request was executed once and will not be executed again; \
-                 look at the resource itself.",
-            ),
-            Refusal::KeyExpired => row(
-                "key-expired",
-                410,
-                NewKey,
-                "The idempotency key has expired",
-                "The first request was answered longer ago than answers are kept. Check its outcome before you \
-                 send it under a new key.",
-            ),
-            Refusal::TenantMissing => row(
-                "tenant-missing",
-                401,
-                SameKey,
-                "The request does not say whose it is",
-                "A guarded request needs an authenticated caller.",
-            ),
-            Refusal::UpstreamUnavailable => row(
-                "upstream-unavailable",
-                503,
-                SameKey,
-                "The service can not be reached",
-                "Nothing was executed. Send the same request again later.",
-            ),
-            Refusal::UpstreamUncertain { .. } => row(
-                "outcome-unknown",
-                502,
-                SameKey,
-                "The outcome of the request is unknown",
-                "The request was sent, and its answer was lost. It will not be executed again under this key; the \
-                 same request will get its answer once it is settled.",
-            ),
-            Refusal::HandlerFailed => row(
-                "handler-failed",
-                500,
-                SameKey,
-                "The service broke down",
-                "The request may have been executed in part.",
-            ),
-            Refusal::TooEarly => row(
-                "too-early",
-                425,
-                SameKey,
-                "The request came too early",
-                "Nothing was executed. Send the same request again once the TLS handshake is complete.",
-            ),
-            Refusal::NeverStarted => row(
-                "never-started",
-                408,
-                NewKey,
-                "The request was not started in time",
-                "It was accepted, but nothing was executed before its deadline.",
-            ),
-            Refusal::Abandoned => row(
-                "abandoned",
-                500,
-                Never,
-                "The request was abandoned",
-                "It was started and not finished. It may have been executed in part and will not be executed again.",
-            ),
-            Refusal::RequestTooOld => row(
-                "request-too-old",
-                412,
-                NewKey,
-                "The request was first sent too long ago",
-                "Nothing was executed now. Whether it was executed before is no longer known here: check that before you \
-                 send it under a new key.",
-            ),
-            Refusal::NotRepeatable => row(
-                "not-repeatable",
-                501,
-                Never,
-                "The operation can not be repeated",
-                "Nothing was executed. This operation takes requests without repeatability fields only.",
-            ),
-            Refusal::FirstSentInvalid => row(
-                "first-sent-invalid",
-                400,
-                NewKey,
-                "The request does not say when it was first sent",
-                "Nothing was executed. Send one date of the form Tue, 15 Nov 1994 08:12:31 GMT, the same for every retry.",
-            ),
-            Refusal::PathAmbiguous => row(
-                "path-ambiguous",
-                400,
-                NewKey,
-                "Servers read the path differently",
-                "Nothing was executed, and the key was not used. Send the path without empty segments, dot segments, \
-                 control characters, malformed escapes and raw characters outside ASCII; where the request is not \
-                 guarded, also without encoded slashes and backslashes and path parameters.",
-            ),
-            Refusal::PathTooLong => row(
-                "path-too-long",
-                414,
-                NewKey,
-                "The path is too long",
-                "Nothing was executed, and the key was not used. The path of a guarded request has at most 2048 bytes.",
-            ),
-            Refusal::TargetInvalid => row(
-                "target-invalid",
-                400,
-                NewKey,
-                "The request has no path",
-                "Nothing was executed, and the key was not used. The target of a guarded request is a path or a URL.",
-            ),
-            Refusal::HostInvalid => row(
-                "host-invalid",
-                400,
-                NewKey,
-                "The request does not name one host",
-                "Nothing was executed, and the key was not used. A request has one Host field with a name or address \
-                 and perhaps a port; only HTTP/1.0 may leave it out.",
-            ),
-            Refusal::TransferCoding => row(
-                "transfer-coding",
-                501,
-                NewKey,
-                "The transfer coding is not supported",
-                "Nothing was executed, and the key was not used. The only transfer coding of a request is chunked.",
-            ),
-            // One text for every cause, so that an attacker who guesses learns nothing.
-            Refusal::HookRefused => row(
-                "hook-refused",
-                401,
-                SameKey,
-                "The webhook is not accepted",
-                "It must come from a configured source and carry a valid and recent signature.",
-            ),
-            Refusal::HookUnreadable => row(
-                "hook-unreadable",
-                422,
-                SameKey,
-                "The webhook does not name a record",
-                "Its signature is valid, and its payload lacks what the mapping of this source points at.",
-            ),
-        }
-    }
-}
-
-struct Row {
-    code: &'static str,
-    status: u16,
-    advice: Advice,
-    title: &'static str,
-    detail: &'static str,
 }
 
 /// Prefix of a problem's `type`. A name, not an address: no host has to serve it.
@@ -534,20 +306,37 @@ mod tests {
 
     #[test]
     fn the_statuses_are_those_of_the_contract() {
-        let ietf = |refusal: Refusal| refusal.status(Profile::Ietf);
-        assert_eq!(ietf(Refusal::KeyMissing), 400);
-        assert_eq!(ietf(Refusal::KeyInvalid(KeyError::Empty)), 400);
-        assert_eq!(ietf(Refusal::KeyReused), 422);
-        assert_eq!(ietf(Refusal::RequestInProgress { retry_after: Duration::ZERO }), 409);
-        assert_eq!(ietf(Refusal::OutcomeUnknown { retry_after: None }), 409);
-        assert_eq!(ietf(Refusal::StoreUnavailable { retry_after: Duration::ZERO }), 503);
-        assert_eq!(ietf(Refusal::BodyTooLarge), 413);
-        assert_eq!(ietf(Refusal::ResponseNotRetained), 410);
-        assert_eq!(ietf(Refusal::KeyExpired), 410);
-        assert_eq!(ietf(Refusal::TenantMissing), 401);
-        assert_eq!(ietf(Refusal::UpstreamUncertain { timed_out: false, may_settle: true }), 502);
-        assert_eq!(ietf(Refusal::UpstreamUncertain { timed_out: true, may_settle: true }), 504);
-        assert_eq!(ietf(Refusal::UpstreamUnavailable), 503);
+        for refusal in ALL {
+            // Without a wildcard, so that a new refusal has to be looked up in the contract.
+            let status = match refusal {
+                Refusal::KeyMissing
+                | Refusal::KeyInvalid(_)
+                | Refusal::BodyBroken
+                | Refusal::FirstSentInvalid
+                | Refusal::PathAmbiguous
+                | Refusal::TargetInvalid
+                | Refusal::HostInvalid => 400,
+                Refusal::TenantMissing | Refusal::HookRefused => 401,
+                Refusal::BodyTimeout | Refusal::NeverStarted => 408,
+                Refusal::RequestInProgress { .. } | Refusal::OutcomeUnknown { .. } => 409,
+                Refusal::ResponseNotRetained | Refusal::KeyExpired => 410,
+                Refusal::RequestTooOld => 412,
+                Refusal::BodyTooLarge => 413,
+                Refusal::PathTooLong => 414,
+                Refusal::KeyReused | Refusal::HookUnreadable => 422,
+                Refusal::TooEarly => 425,
+                Refusal::HandlerFailed | Refusal::Abandoned => 500,
+                Refusal::NotRepeatable | Refusal::TransferCoding => 501,
+                Refusal::UpstreamUncertain { timed_out: false, .. } => 502,
+                Refusal::StoreUnavailable { .. } | Refusal::Overloaded | Refusal::UpstreamUnavailable => 503,
+                Refusal::UpstreamUncertain { timed_out: true, .. } => 504,
+            };
+            // Stripe's clients retry a 409 and every 5xx, and those of `repeatability` expect 400.
+            let mismatch = if refusal == Refusal::KeyReused { 400 } else { status };
+            assert_eq!(refusal.status(Profile::Ietf), status, "{refusal:?}");
+            assert_eq!(refusal.status(Profile::Stripe), mismatch, "{refusal:?}");
+            assert_eq!(refusal.status(Profile::Repeatability), mismatch, "{refusal:?}");
+        }
     }
 
     #[test]

@@ -394,11 +394,21 @@ impl SqlError {
             // 3572: MySQL's word for `nowait`; MariaDB says 1205 there as well.
             1205 | 3572 => SqlFault::LockTimeout,
             // 1040, 1203, 1226: too many connections; 1047: a cluster node that is not ready; 1053: shutdown; 1152 and 1158 to
-            // 1161: the network; 1927 and 4031: ended by an administrator or by a time limit; 2000 and above: the client's
-            // side.
-            1040 | 1047 | 1053 | 1152 | 1158..=1161 | 1184 | 1203 | 1226 | 1927 | 2000..=2999 | 4031 => {
-                SqlFault::Lost
-            }
+            // 1161: the network; 1026 and 1180: a log that can't be written, perhaps after the commit was done; 1927 and 4031:
+            // ended by an administrator or by a time limit; 2000 and above: the client's side.
+            1026
+            | 1040
+            | 1047
+            | 1053
+            | 1152
+            | 1158..=1161
+            | 1180
+            | 1184
+            | 1203
+            | 1226
+            | 1927
+            | 2000..=2999
+            | 4031 => SqlFault::Lost,
             _ => SqlFault::Wrong,
         };
         SqlError::new(fault, source)
@@ -437,9 +447,13 @@ mod tests {
     #[test]
     fn mysql_error_numbers_decide_whether_to_run_again() {
         let fault = |number| SqlError::with_mysql_number(number, "x").fault();
-        assert_eq!((fault(1213), fault(1020)), (SqlFault::Serialization, SqlFault::Serialization));
+        for refused in [1213, 1020, 3101] {
+            assert_eq!(fault(refused), SqlFault::Serialization, "{refused}");
+        }
         assert_eq!((fault(1205), fault(3572)), (SqlFault::LockTimeout, SqlFault::LockTimeout));
-        assert_eq!((fault(2013), fault(1053), fault(1927)), (SqlFault::Lost, SqlFault::Lost, SqlFault::Lost));
+        for in_doubt in [2013, 1053, 1927, 1026, 1180] {
+            assert_eq!(fault(in_doubt), SqlFault::Lost, "{in_doubt}");
+        }
         assert_eq!(
             (fault(1062), fault(1153), fault(1064)),
             (SqlFault::Wrong, SqlFault::Wrong, SqlFault::Wrong)

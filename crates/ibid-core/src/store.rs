@@ -31,6 +31,7 @@ use bytes::Bytes;
 use crate::change::{Change, Commit, HistoryLine, LoadedBody, StoredRecord};
 use crate::evidence::EvidenceStore;
 use crate::fingerprint::SecretId;
+use crate::hex;
 use crate::policy::Policy;
 use crate::reap::{ReapCount, ReapStep, ReapTarget};
 use crate::record::{Nonce, State, Version};
@@ -45,6 +46,13 @@ pub use tiers::Tiers;
 
 /// A boxed future: one box per round trip is free, a type parameter in every user's signature is not.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Longest wait for the reply to a begin after its `send_by`.
+///
+/// In an overloaded store the oldest begins of the queue are sent just before that. Without this wait most of them would be taken for
+/// lost, each would be written over in the background, and the overload would double. A batch of begins takes milliseconds, and
+/// PostgreSQL waits a quarter of a second for a locked row.
+pub const REPLY_GRACE: Duration = Duration::from_millis(250);
 
 /// Records and settings: the part that every store has.
 ///
@@ -68,7 +76,8 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// A store that gains by it commits several changes together. One change's failure never touches another's. A change
     /// that has not been sent by `send_by` is dropped, and its error [is unwritten](StoreError::is_unwritten): its
-    /// client has given up.
+    /// client has given up. The error comes as soon as the store reaches the change, or when the future is polled
+    /// [`REPLY_GRACE`] after `send_by`: the caller polls it then, before it takes the change for written.
     ///
     /// # Errors
     ///
@@ -231,7 +240,7 @@ impl Cursor {
 /// Hexadecimal digits, as operators pass a cursor on.
 impl fmt::Display for Cursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&crate::hex::encode(&self.0))
+        f.write_str(&hex::encode(&self.0))
     }
 }
 
@@ -239,15 +248,10 @@ impl FromStr for Cursor {
     type Err = CursorError;
 
     fn from_str(text: &str) -> Result<Cursor, CursorError> {
-        let is_hex = text.len().is_multiple_of(2) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        if !is_hex || text.len() > CURSOR_TEXT_MAX {
+        if text.len() > CURSOR_TEXT_MAX {
             return Err(CursorError);
         }
-        let pairs = text.as_bytes().chunks(2).filter_map(|pair| std::str::from_utf8(pair).ok());
-        pairs
-            .map(|pair| u8::from_str_radix(pair, 16))
-            .collect::<Result<Vec<u8>, _>>()
-            .map_or(Err(CursorError), |bytes| Ok(Cursor(Bytes::from(bytes))))
+        hex::decode(text).map(|bytes| Cursor(Bytes::from(bytes))).ok_or(CursorError)
     }
 }
 

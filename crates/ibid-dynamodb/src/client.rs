@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use aws_config::timeout::TimeoutConfig;
 use aws_config::{BehaviorVersion, Region, SdkConfig};
+use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_dynamodb::config::interceptors::{
-    BeforeDeserializationInterceptorContextRef, BeforeTransmitInterceptorContextRef,
+    BeforeDeserializationInterceptorContextMut, BeforeTransmitInterceptorContextRef,
 };
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::config::{ConfigBag, Intercept, RuntimeComponents};
@@ -19,7 +20,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use ibid_core::store::{BoxFuture, StoreError};
 
 use crate::NAME;
-use crate::clock::ClockWatch;
+use crate::clock::{ClockState, ClockWatch};
 
 /// Loads region and credentials as every AWS program does: from the environment, profiles, the container or the instance.
 pub(crate) async fn load_config(region: Option<String>, endpoint: Option<String>) -> SdkConfig {
@@ -44,6 +45,9 @@ pub(crate) fn connect(config: &SdkConfig, watch: Arc<ClockWatch>) -> aws_sdk_dyn
         .build();
     let config = aws_sdk_dynamodb::config::Builder::from(config)
         .retry_config(RetryConfig::disabled())
+        // The service refuses a signature whose time is five minutes off. With the `Date` of that reply the SDK signs the next one
+        // right, so that a node whose clock went off can still store the results of what it runs.
+        .disable_clock_skew_correction(false)
         .timeout_config(timeouts)
         .interceptor(DateReader(watch))
         .build();
@@ -76,9 +80,9 @@ impl Intercept for DateReader {
         Ok(())
     }
 
-    fn read_before_deserialization(
+    fn modify_before_deserialization(
         &self,
-        context: &BeforeDeserializationInterceptorContextRef<'_>,
+        context: &mut BeforeDeserializationInterceptorContextMut<'_>,
         _: &RuntimeComponents,
         state: &mut ConfigBag,
     ) -> Result<(), BoxError> {
@@ -86,9 +90,33 @@ impl Intercept for DateReader {
             context.response().headers().get("date").and_then(|date| httpdate::parse_http_date(date).ok());
         if let (Some(date), Some(SentAt(sent_at))) = (date, state.load::<SentAt>()) {
             self.0.observe(sent_at.elapsed(), date);
+            if matches!(self.0.state(), ClockState::Off(_)) {
+                context.response_mut().add_extension(ClockOff);
+            }
         }
         Ok(())
     }
+}
+
+/// Marks a reply by which this node's clock is too far off.
+#[derive(Clone, Debug)]
+struct ClockOff;
+
+/// Returns whether the service refused the signature of a request because of this node's clock. The next one is signed with the
+/// service's time.
+pub(crate) fn is_signed_off_time<E: ProvideErrorMetadata>(error: &SdkError<E>) -> bool {
+    let SdkError::ServiceError(service) = error else { return false };
+    service.err().code().is_some_and(|code| SIGNATURE_REFUSED.contains(&code))
+        && service.raw().extension::<ClockOff>().is_some()
+}
+
+/// Returns whether a request was certainly not sent: there was no connection, or nothing to sign it with.
+fn is_unsent(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    causes.any(|cause| {
+        let client = cause.downcast_ref::<hyper_util::client::legacy::Error>();
+        client.is_some_and(hyper_util::client::legacy::Error::is_connect) || cause.is::<CredentialsError>()
+    })
 }
 
 /// A request that did not succeed.
@@ -115,6 +143,7 @@ impl<E: std::error::Error + ProvideErrorMetadata + Send + Sync + 'static> Failur
         let cause = DisplayErrorContext(&error).to_string();
         let SdkError::ServiceError(service) = &error else {
             return match error {
+                error if is_unsent(&error) => StoreError::transient(NAME, op, cause).unwritten(),
                 SdkError::ConstructionFailure(_) => StoreError::lasting(NAME, op, cause).unwritten(),
                 // It may have been sent, and the reply was lost.
                 _ => StoreError::transient(NAME, op, cause),
@@ -124,7 +153,9 @@ impl<E: std::error::Error + ProvideErrorMetadata + Send + Sync + 'static> Failur
         let is_stale_login = service.err().code().is_some_and(|code| STALE_LOGIN.contains(&code));
         match is_server_fault {
             true => StoreError::transient(NAME, op, cause),
-            false if is_stale_login => StoreError::transient(NAME, op, cause).unwritten(),
+            false if is_stale_login || is_signed_off_time(&error) => {
+                StoreError::transient(NAME, op, cause).unwritten()
+            }
             false => StoreError::lasting(NAME, op, cause).unwritten(),
         }
     }
@@ -254,6 +285,9 @@ const THROTTLING: [&str; 8] = [
 
 /// Codes of requests whose credentials have run out; the next request fetches others.
 const STALE_LOGIN: [&str; 2] = ["ExpiredTokenException", "UnrecognizedClientException"];
+
+/// Codes of requests whose signature the service refused. With a clock that is right, the secret key is wrong.
+const SIGNATURE_REFUSED: [&str; 2] = ["InvalidSignatureException", "RequestTimeTooSkewed"];
 
 /// Tries of one throttled request. With pauses from 25 to 400 ms they take about a second, less than a begin may take; a
 /// table that throttles for longer needs more units, and its clients get 503.

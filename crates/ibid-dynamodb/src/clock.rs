@@ -90,15 +90,17 @@ pub(crate) struct ClockWatch {
     clock: NodeClock,
     /// Largest distance from the service, in microseconds: half of this node's `skew_max`.
     half: i64,
+    /// Time for which a reply that proved the clock right counts.
+    proof_for: Duration,
     /// The largest difference between two nodes on this table, in microseconds. It only grows.
     skew_max: AtomicI64,
     last: Mutex<Option<Reading>>,
 }
 
 impl ClockWatch {
-    pub(crate) fn new(clock: NodeClock, skew_max: Duration) -> ClockWatch {
+    pub(crate) fn new(clock: NodeClock, skew_max: Duration, proof_for: Duration) -> ClockWatch {
         let (half, skew_max) = (micros(skew_max / 2), AtomicI64::new(micros(skew_max)));
-        ClockWatch { clock, half, skew_max, last: Mutex::new(None) }
+        ClockWatch { clock, half, proof_for, skew_max, last: Mutex::new(None) }
     }
 
     /// Returns the node's time, whatever is known about it.
@@ -170,7 +172,7 @@ impl ClockWatch {
         let worst = if high.saturating_abs() >= low.saturating_abs() { high } else { low };
         match worst.saturating_abs() <= self.half {
             false => ClockState::Off(worst),
-            true if moment.at.saturating_duration_since(reading.moment.at) > PROOF_FOR => {
+            true if moment.at.saturating_duration_since(reading.moment.at) > self.proof_for => {
                 ClockState::Unproven
             }
             true => ClockState::Within(worst),
@@ -217,7 +219,7 @@ const DATE_STEP: Duration = Duration::from_secs(1);
 
 /// Time for which a reply that proved the clock right counts. Within a minute a sound clock drifts by milliseconds, and a
 /// process that begins attempts gets a reply every few seconds, because it reads its identity.
-const PROOF_FOR: Duration = Duration::from_secs(60);
+pub(crate) const PROOF_FOR: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
@@ -226,7 +228,7 @@ mod tests {
     fn watch(shift_secs: i64) -> (ClockWatch, NodeClock) {
         let clock = NodeClock::default();
         clock.set_shift(shift_secs * 1_000_000);
-        (ClockWatch::new(clock.clone(), Duration::from_secs(10)), clock)
+        (ClockWatch::new(clock.clone(), Duration::from_secs(10), PROOF_FOR), clock)
     }
 
     /// The present as `Date` gives it: cut to seconds.

@@ -185,6 +185,9 @@ impl DynamoStore {
                 Err(Failure::Sdk(error)) => error,
                 Err(failure) => return Err(failure.into_store_error(OP)),
             };
+            if change.draft.is_none() {
+                self.lines_in_doubt.note(change.nonce, now);
+            }
             let reasons = match error.as_service_error() {
                 Some(TransactWriteItemsError::TransactionCanceledException(cancelled)) => {
                     cancelled.cancellation_reasons()
@@ -200,6 +203,9 @@ impl DynamoStore {
                 return Err(Failure::Sdk(error).into_store_error(OP));
             }
             writes.pop();
+        }
+        if change.draft.is_none() {
+            self.lines_in_doubt.forget(change.nonce);
         }
         self.delete_replaced_parts(OP, change.id, replaced).await;
         Ok((Commit::Done(Stamp { now }), None))

@@ -120,8 +120,8 @@ impl DynamoStore {
         name: &EventName,
         until: Option<Timestamp>,
     ) -> Result<(), StoreError> {
-        let Some(place) = self.place_of(op, name).await? else { return Ok(()) };
-        let request = self.update_item(place, closing(until));
+        let Some(item_key) = self.key_of(op, name).await? else { return Ok(()) };
+        let request = self.update_item(item_key, closing(until));
         // If its condition is not met, it is gone.
         send_if(op, || request.clone().send()).await.map(drop)
     }
@@ -131,14 +131,14 @@ impl DynamoStore {
         op: &'static str,
         name: &EventName,
     ) -> Result<Option<StoredEvidence>, StoreError> {
-        let Some(place) = self.place_of(op, name).await? else { return Ok(None) };
-        let Some(item) = self.get(op, place).await? else { return Ok(None) };
+        let Some(item_key) = self.key_of(op, name).await? else { return Ok(None) };
+        let Some(item) = self.get(op, item_key).await? else { return Ok(None) };
         let stored = read_evidence(&item);
         stored.map(Some).ok_or_else(|| StoreError::lasting(NAME, op, "evidence of an unknown version"))
     }
 
     /// Returns the key of the evidence of this event.
-    async fn place_of(&self, op: &'static str, name: &EventName) -> Result<Option<Item>, StoreError> {
+    async fn key_of(&self, op: &'static str, name: &EventName) -> Result<Option<Item>, StoreError> {
         let pointer = self.get(op, key(&digest(name), POINTER)).await?;
         Ok(pointer.as_ref().and_then(|pointer| get_bytes(pointer, "o")).map(|id| key(id, &kind_of(name))))
     }

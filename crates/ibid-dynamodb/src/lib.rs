@@ -22,6 +22,8 @@
 //!
 //! `item.rs` lists the attributes of a record, `order.rs` the two indexes.
 
+#![warn(missing_debug_implementations, clippy::exhaustive_enums)]
+
 mod bodies;
 mod browse;
 mod client;
@@ -29,6 +31,7 @@ mod clock;
 mod commit;
 mod copy;
 mod evidence;
+mod history;
 mod item;
 mod open;
 mod order;
@@ -63,6 +66,7 @@ pub use table::{
 pub use url::UrlError;
 
 use clock::{ClockWatch, Moment};
+use history::LinesInDoubt;
 use policies::Policies;
 use skew::SkewReads;
 
@@ -75,6 +79,7 @@ pub struct DynamoStore {
     watch: Arc<ClockWatch>,
     skew: SkewReads,
     policies: Policies,
+    lines_in_doubt: LinesInDoubt,
 }
 
 impl DynamoStore {

@@ -9,7 +9,7 @@ use ibid_core::store::{Store, StoreError};
 
 use crate::DynamoStore;
 use crate::client::{connect, load_config};
-use crate::clock::{ClockState, ClockWatch, NodeClock};
+use crate::clock::{ClockState, ClockWatch, NodeClock, PROOF_FOR};
 use crate::order::Shards;
 use crate::skew::{SkewReads, VALID_FOR};
 use crate::table::{TableCheckup, TableError, wait_until_active};
@@ -33,6 +33,9 @@ pub struct DynamoOptions {
     /// Time for which a read of the table's `skew_max` counts. Tests shorten it.
     #[doc(hidden)]
     pub skew_valid_for: Duration,
+    /// Time for which a reply that proved the clock right counts. Tests shorten it.
+    #[doc(hidden)]
+    pub clock_proven_for: Duration,
 }
 
 impl DynamoOptions {
@@ -46,6 +49,7 @@ impl DynamoOptions {
             shards: None,
             clock: NodeClock::default(),
             skew_valid_for: VALID_FOR,
+            clock_proven_for: PROOF_FOR,
         }
     }
 
@@ -57,6 +61,10 @@ impl DynamoOptions {
     }
 
     /// Loads region and credentials as every AWS program does.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it changes nothing.
     pub async fn load_sdk_config(&self) -> SdkConfig {
         load_config(self.region.clone(), self.endpoint.clone()).await
     }
@@ -68,6 +76,10 @@ impl DynamoStore {
     /// # Errors
     ///
     /// Fails if the table is missing or is not ibid's, is a global table, or if this node's clock is too far off.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`DynamoStore::open_with`].
     pub async fn open(options: DynamoOptions) -> Result<DynamoStore, OpenError> {
         let config = options.load_sdk_config().await;
         DynamoStore::open_with(&config, options).await
@@ -79,6 +91,11 @@ impl DynamoStore {
     /// # Errors
     ///
     /// As [`DynamoStore::open`].
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped midway, the settings of the table, which the first process writes, may be written or not.
+    /// The next open agrees with them or writes the rest.
     pub async fn open_with(config: &SdkConfig, options: DynamoOptions) -> Result<DynamoStore, OpenError> {
         let (wanted, skew_max) = (options.shards, options.skew_max);
         let mut store = DynamoStore::on_table(config, options).await?;
@@ -102,6 +119,10 @@ impl DynamoStore {
     /// # Errors
     ///
     /// Fails if the table cannot be used, or was first used with other options.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
     pub async fn inspect(config: &SdkConfig, options: DynamoOptions) -> Result<DynamoStore, OpenError> {
         let (wanted, skew_max) = (options.shards, options.skew_max);
         let mut store = DynamoStore::on_table(config, options).await?;
@@ -117,7 +138,7 @@ impl DynamoStore {
         if !(SKEW_MAX_LEAST..=SKEW_MAX_MOST).contains(&options.skew_max) {
             return Err(OpenError::SkewOutOfRange(options.skew_max));
         }
-        let watch = Arc::new(ClockWatch::new(options.clock, options.skew_max));
+        let watch = Arc::new(ClockWatch::new(options.clock, options.skew_max, options.clock_proven_for));
         let client = connect(config, watch.clone());
         match wait_until_active(&client, &options.table, false).await? {
             TableCheckup::Missing => return Err(OpenError::Missing(options.table)),
@@ -131,6 +152,7 @@ impl DynamoStore {
             watch,
             skew: SkewReads::new(options.skew_valid_for),
             policies: Default::default(),
+            lines_in_doubt: Default::default(),
         })
     }
 

@@ -42,7 +42,7 @@ impl DynamoStore {
         }
         let bytes = policy.to_bytes();
         let digest: [u8; 32] = Sha256::digest(&bytes).into();
-        let number = i64::from_be_bytes(std::array::from_fn(|place| digest[place]));
+        let number = i64::from_be_bytes(std::array::from_fn(|index| digest[index]));
         let is_known = self.policies.0.lock().by_number.get(&number).is_some_and(|known| known == policy);
         if !is_known {
             self.store_policy(number, &bytes).await?;

@@ -11,12 +11,13 @@ use aws_sdk_dynamodb::types::{
     TimeToLiveStatus,
 };
 
-use crate::client::connect;
+use crate::client::{connect, is_signed_off_time};
 use crate::clock::ClockWatch;
 use crate::open::DynamoOptions;
 
 /// State of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "a tool that reports a table has to report all of its states")]
 pub enum TableCheckup {
     /// There is no such table.
     Missing,
@@ -33,6 +34,10 @@ pub enum TableCheckup {
 /// # Errors
 ///
 /// Fails if the service does not answer, or refuses the question.
+///
+/// # Cancel safety
+///
+/// Cancel safe: it only reads.
 pub async fn inspect_table(config: &SdkConfig, options: &DynamoOptions) -> Result<TableCheckup, TableError> {
     describe(&client(config, options), &options.table).await
 }
@@ -46,6 +51,11 @@ pub async fn inspect_table(config: &SdkConfig, options: &DynamoOptions) -> Resul
 ///
 /// Fails if the service does not answer, or refuses. A table that exists, and whose time to live this role may not look at
 /// or change, is only warned about.
+///
+/// # Cancel safety
+///
+/// If the future is dropped midway, the service may go on creating the table, and time to live may stay off. Call it again:
+/// it does the rest.
 pub async fn create_table(config: &SdkConfig, options: &DynamoOptions) -> Result<bool, TableError> {
     let client = client(config, options);
     let is_missing = describe(&client, &options.table).await? == TableCheckup::Missing;
@@ -66,6 +76,10 @@ pub async fn create_table(config: &SdkConfig, options: &DynamoOptions) -> Result
 /// # Errors
 ///
 /// Fails if the service does not answer, or refuses the question.
+///
+/// # Cancel safety
+///
+/// Cancel safe: it only reads.
 pub async fn is_ttl_on(config: &SdkConfig, options: &DynamoOptions) -> Result<bool, TableError> {
     has_ttl(&client(config, options), &options.table).await
 }
@@ -111,13 +125,18 @@ async fn switch_ttl_on(client: &Client, table: &str) -> Result<(), TableError> {
 }
 
 async fn has_ttl(client: &Client, table: &str) -> Result<bool, TableError> {
-    let reply = client.describe_time_to_live().table_name(table).send().await.map_err(TableError::of)?;
+    let request = client.describe_time_to_live().table_name(table);
+    let reply = match request.clone().send().await {
+        Err(error) if is_signed_off_time(&error) => request.send().await,
+        reply => reply,
+    };
+    let reply = reply.map_err(TableError::of)?;
     let status = reply.time_to_live_description().and_then(|ttl| ttl.time_to_live_status());
     Ok(matches!(status, Some(TimeToLiveStatus::Enabled | TimeToLiveStatus::Enabling)))
 }
 
 fn client(config: &SdkConfig, options: &DynamoOptions) -> Client {
-    connect(config, ClockWatch::new(options.clock.clone(), options.skew_max).into())
+    connect(config, ClockWatch::new(options.clock.clone(), options.skew_max, options.clock_proven_for).into())
 }
 
 /// Looks at a table, and waits while the service creates it. A table that `was_requested` just now may still be missing.
@@ -138,7 +157,13 @@ pub(crate) async fn wait_until_active(
 }
 
 async fn describe(client: &Client, table: &str) -> Result<TableCheckup, TableError> {
-    let reply = match client.describe_table().table_name(table).send().await {
+    let request = client.describe_table().table_name(table);
+    let reply = match request.clone().send().await {
+        // It is signed right now, and the check of the clock comes after this one.
+        Err(error) if is_signed_off_time(&error) => request.send().await,
+        reply => reply,
+    };
+    let reply = match reply {
         Ok(reply) => reply,
         Err(error) if error.as_service_error().is_some_and(|e| e.is_resource_not_found_exception()) => {
             return Ok(TableCheckup::Missing);

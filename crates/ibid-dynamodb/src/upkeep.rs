@@ -17,7 +17,7 @@ use crate::bodies::named_parts;
 use crate::client::{run_all, send_if};
 use crate::item::{
     Item, RECORD, RESPONSE, ReapInstants, Update, get_id, get_number, get_version, is_in_state, is_tombstone,
-    key, number, string, version,
+    key, number, version,
 };
 use crate::order::{Entry, Order};
 
@@ -260,24 +260,6 @@ impl DynamoStore {
                 return Ok(count);
             }
         }
-    }
-
-    /// Returns the item with the lines of history of a change.
-    pub(crate) fn history_item(&self, change: &ibid_core::change::Change, now: Timestamp) -> Option<Item> {
-        if change.history.is_empty() {
-            return None;
-        }
-        let version = change.version();
-        let kind = format!("h#{:016x}#{:08x}#{:016x}", now.as_micros(), version.count, version.nonce.0);
-        let mut item = key(change.id.as_bytes(), &kind);
-        let lines = change.history.iter().flat_map(|line| [line.what.name(), &line.detail]);
-        // An empty text is refused by old servers, so every text has a mark before it.
-        let lines = lines.map(|text| string(format!("-{text}"))).collect();
-        item.insert("l".to_owned(), AttributeValue::L(lines));
-        item.insert("c".to_owned(), number(now.as_micros()));
-        item.insert("ro".to_owned(), string(self.shards.history(change.id.as_bytes())));
-        item.insert("ra".to_owned(), number(now.as_micros()));
-        Some(item)
     }
 }
 

@@ -6,6 +6,7 @@ use crate::decimal::is_same_value;
 
 /// One line of a ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LedgerLine {
     /// Line number in its source, from 1.
     pub number: u64,
@@ -17,6 +18,20 @@ pub struct LedgerLine {
     pub open: bool,
     /// Our lines only: an empty value is unknown and is not compared.
     pub partial: bool,
+}
+
+impl LedgerLine {
+    /// Creates a line whose outcome is certain and whose empty values are compared, too.
+    pub fn new(number: u64, key: impl Into<String>, values: Vec<String>) -> LedgerLine {
+        LedgerLine { number, key: key.into(), values, open: false, partial: false }
+    }
+
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut LedgerLine)) -> LedgerLine {
+        change(&mut self);
+        self
+    }
 }
 
 /// A comparison of two ledgers, in progress. Our side is kept in memory.
@@ -52,6 +67,7 @@ struct TheirLines {
 
 /// Kinds of difference, the most serious first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum DifferenceKind {
     /// The provider has more than one line for a key: the double charge.
     TheirsTwice,
@@ -157,6 +173,7 @@ pub struct LineCounts {
 
 /// Result of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ComparisonReport {
     /// Columns that were compared.
     pub columns: Vec<String>,

@@ -6,7 +6,7 @@
 //! use ibid_ledger::input_file::{InputError, InputFile};
 //!
 //! # fn main() -> Result<(), Vec<InputError>> {
-//! let options = CompareOptions { key: "id".to_owned(), ..CompareOptions::default() };
+//! let options = CompareOptions::new("id");
 //! let mut progress = |_lines| ControlFlow::Continue(());
 //! let theirs = InputFile::open("charges.csv", None, None).map_err(|error| vec![error])?;
 //! let source = OurSource::File("payments.csv".to_owned());
@@ -29,6 +29,7 @@ use crate::input_file::{InputError, InputErrorKind, InputFile, InputFormat, bad_
 
 /// Columns and rules of a comparison.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct CompareOptions {
     /// Column by which both sides are joined.
     pub key: String,
@@ -41,6 +42,18 @@ pub struct CompareOptions {
 }
 
 impl CompareOptions {
+    /// Creates options that join both sides by the column `key`.
+    pub fn new(key: impl Into<String>) -> CompareOptions {
+        CompareOptions { key: key.into(), ..CompareOptions::default() }
+    }
+
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut CompareOptions)) -> CompareOptions {
+        change(&mut self);
+        self
+    }
+
     /// Returns the columns that a file must have, if the caller named those to compare.
     fn columns_to_read(&self, open: Option<&String>) -> Option<Vec<String>> {
         let named = [&self.key].into_iter().chain(&self.compare).chain(open);
@@ -59,6 +72,7 @@ impl CompareOptions {
 
 /// Source of our side.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "a caller that misses a source would compare with nothing")]
 pub enum OurSource {
     /// A file, or stdin for `-`.
     File(String),
@@ -80,6 +94,15 @@ pub struct OurSide<'a> {
     bad_lines: Vec<InputError>,
     rows: u64,
     progress: Progress<'a>,
+}
+
+impl std::fmt::Debug for OurSide<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OurSide")
+            .field("source", self.source)
+            .field("rows", &self.rows)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<'a> OurSide<'a> {

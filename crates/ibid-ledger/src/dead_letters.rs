@@ -42,6 +42,11 @@ pub enum DeadLetterError {
 /// # Errors
 ///
 /// Fails if the store has no outbox or does not answer, or if `source` is not a valid name.
+///
+/// # Cancel safety
+///
+/// If the future is dropped midway, the dead letters of the batches before are stored, and those of the batch in flight all
+/// or none. Call it again: it adds only what is missing.
 pub async fn write_dead_letters(
     store: &dyn Store,
     source: &str,

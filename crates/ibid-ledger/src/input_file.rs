@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::HashSet;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
@@ -28,6 +29,22 @@ pub struct InputRow {
     pub cells: Vec<String>,
     /// The JSON line, which may have more fields than there are columns.
     json: Option<JsonLine>,
+}
+
+impl fmt::Debug for InputFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InputFile")
+            .field("name", &self.name)
+            .field("columns", &self.columns)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Omits the values, which are customers' payments.
+impl fmt::Debug for InputRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InputRow").field("number", &self.number).finish_non_exhaustive()
+    }
 }
 
 enum Reader {
@@ -100,7 +117,12 @@ impl InputFile {
         matches!(&self.rows, Reader::Json { first: None, number: _, .. }) && self.columns.is_empty()
     }
 
-    /// Reads the next line. After a bad line the caller may continue with the next one.
+    /// Reads the next line; `None` at the end of the file. After a bad line the caller may continue with the next one.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the line is no record of the columns that were asked for, or if the file can't be read. A retry of the same
+    /// line is not possible.
     pub fn next_row(&mut self) -> Option<Result<InputRow, InputError>> {
         let InputFile { name, columns, rows } = self;
         match rows {
@@ -169,6 +191,7 @@ pub struct InputError {
 
 /// Kind of an [`InputError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "a tool gives each kind an exit code")]
 pub enum InputErrorKind {
     /// The input or the options are wrong.
     Invalid,

@@ -7,13 +7,7 @@
 //! ```
 //! use ibid_ledger::{Comparison, DifferenceKind, LedgerLine};
 //!
-//! let line = |number, key: &str, amount: &str| LedgerLine {
-//!     number,
-//!     key: key.to_owned(),
-//!     values: vec![amount.to_owned()],
-//!     open: false,
-//!     partial: false,
-//! };
+//! let line = |number, key: &str, amount: &str| LedgerLine::new(number, key, vec![amount.to_owned()]);
 //! let mut comparison = Comparison::new(vec!["amount".to_owned()]);
 //! comparison.ours(line(1, "order-7", "12.5"))?;
 //! comparison.theirs(line(1, "order-7", "12.50"), String::new)?;
@@ -23,6 +17,8 @@
 //! assert_eq!(report.differences.len(), 1);
 //! # Ok::<(), ibid_ledger::TooLargeError>(())
 //! ```
+
+#![warn(missing_debug_implementations, clippy::exhaustive_enums)]
 
 mod compare;
 pub mod compare_inputs;

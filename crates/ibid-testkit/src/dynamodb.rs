@@ -134,6 +134,8 @@ pub enum ProxyAction {
     LoseReply,
     /// Answers with this status and body; the server sees nothing.
     Answer(u16, String),
+    /// Answers with this status, header line and body; the server sees nothing.
+    AnswerWith(u16, String, String),
 }
 
 /// An edit of a reply's body.
@@ -154,17 +156,29 @@ impl ProxyAction {
 
     /// Forwards the request, and adds a `Date` to its reply that is this many seconds off.
     pub fn date(shift: i64) -> ProxyAction {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let date = UNIX_EPOCH + Duration::from_secs(now.saturating_add_signed(shift));
-        ProxyAction::AddHeader(format!("Date: {}", httpdate::fmt_http_date(date)))
+        ProxyAction::AddHeader(date_line(shift))
+    }
+
+    /// Answers with an error of the service, and a `Date` that is this many seconds off; the server sees nothing.
+    pub fn error_at(code: &str, shift: i64) -> ProxyAction {
+        ProxyAction::AnswerWith(400, date_line(shift), error_body(code))
     }
 
     /// Answers with an error of the service; the server sees nothing.
     pub fn error(code: &str) -> ProxyAction {
-        let body =
-            format!(r#"{{"__type":"com.amazonaws.dynamodb.v20120810#{code}","message":"by the proxy"}}"#);
-        ProxyAction::Answer(400, body)
+        ProxyAction::Answer(400, error_body(code))
     }
+}
+
+fn error_body(code: &str) -> String {
+    format!(r#"{{"__type":"com.amazonaws.dynamodb.v20120810#{code}","message":"by the proxy"}}"#)
+}
+
+/// Returns a header line with the present time, this many seconds off.
+fn date_line(shift: i64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let date = UNIX_EPOCH + Duration::from_secs(now.saturating_add_signed(shift));
+    format!("Date: {}", httpdate::fmt_http_date(date))
 }
 
 type Rule = Arc<dyn Fn(&DynamoRequest) -> ProxyAction + Send + Sync>;
@@ -203,8 +217,16 @@ fn serve(client: TcpStream, server: SocketAddr, rule: &Rule) -> std::io::Result<
         let operation = target.rsplit('.').next().unwrap_or_default().to_owned();
         let body = String::from_utf8_lossy(&request.body).into_owned();
         let action = rule(&DynamoRequest { operation, body });
-        if let ProxyAction::Answer(status, body) = action {
-            write!(to_client, "HTTP/1.1 {status} Edited\r\ncontent-type: application/x-amz-json-1.0\r\n")?;
+        let answer = match &action {
+            ProxyAction::Answer(status, body) => Some((*status, String::new(), body)),
+            ProxyAction::AnswerWith(status, line, body) => Some((*status, format!("{line}\r\n"), body)),
+            _ => None,
+        };
+        if let Some((status, line, body)) = answer {
+            write!(
+                to_client,
+                "HTTP/1.1 {status} Edited\r\ncontent-type: application/x-amz-json-1.0\r\n{line}"
+            )?;
             write!(to_client, "content-length: {}\r\n\r\n{body}", body.len())?;
             continue;
         }
@@ -217,7 +239,7 @@ fn serve(client: TcpStream, server: SocketAddr, rule: &Rule) -> std::io::Result<
                 reply.head.retain(|line| !line.to_ascii_lowercase().starts_with("x-amz-crc32"));
             }
             ProxyAction::LoseReply => return Ok(()),
-            ProxyAction::Pass | ProxyAction::Answer(..) => {}
+            ProxyAction::Pass | ProxyAction::Answer(..) | ProxyAction::AnswerWith(..) => {}
         }
         reply.write(&mut to_client)?;
     }

@@ -28,6 +28,7 @@ pub struct FaultyStore {
     loads: AtomicUsize,
     setting_writes: AtomicUsize,
     secret_searches: AtomicUsize,
+    evidence_inserts: AtomicUsize,
     tiers: Tiers,
 }
 
@@ -44,6 +45,8 @@ pub enum StoreFault {
     LosesReplies,
     /// Every commit waits until another mode is set.
     Hangs,
+    /// Every begin waits in a queue until its time is over, and is dropped a moment later. Other changes are written.
+    DropsBegins,
     /// Every takeover gets no reply, and is not written yet. Other changes are.
     LosesTakeovers,
     /// Every takeover finds its row locked: it is refused, and the record is still due. Other changes are written.
@@ -60,8 +63,14 @@ pub enum StoreFault {
     HangsSettings,
     /// Every write of a setting panics.
     PanicsOnSettings,
+    /// Every insert of evidence waits until another mode is set.
+    HangsEvidence,
+    /// Every search for evidence about this record panics.
+    PanicsOnEvidenceOf(RecordId),
     /// Every step of the reaper waits until another mode is set.
     HangsReaping,
+    /// Every step of the reaper takes five seconds, as one over a very slow disk.
+    SlowReaping,
     /// Bodies of every other record than this one can't be read.
     FailsBodiesExcept(RecordId),
     /// Every step of the reaper on this target fails.
@@ -89,6 +98,7 @@ impl FaultyStore {
             loads: AtomicUsize::new(0),
             setting_writes: AtomicUsize::new(0),
             secret_searches: AtomicUsize::new(0),
+            evidence_inserts: AtomicUsize::new(0),
             tiers,
         })
     }
@@ -121,6 +131,11 @@ impl FaultyStore {
     /// Returns how often records that name an unknown secret were searched so far.
     pub fn secret_searches(&self) -> usize {
         self.secret_searches.load(Ordering::SeqCst)
+    }
+
+    /// Returns the number of inserts of evidence so far, done or not.
+    pub fn evidence_inserts(&self) -> usize {
+        self.evidence_inserts.load(Ordering::SeqCst)
     }
 
     /// Returns how many reads of bodies were made so far, returned or not.
@@ -191,6 +206,11 @@ impl Store for FaultyStore {
                     let _ = self.inner.commit(change, send_by).await;
                     lost()
                 }
+                StoreFault::DropsBegins if let Some(send_by) = send_by => {
+                    tokio::time::sleep_until(send_by.into()).await;
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    Err(StoreError::overloaded("faulty", "commit"))
+                }
                 StoreFault::LosesTakeovers | StoreFault::LocksRows => {
                     self.commit_around_locks(change, mode).await
                 }
@@ -232,6 +252,9 @@ impl Store for FaultyStore {
     ) -> BoxFuture<'_, Result<ReapStep, StoreError>> {
         Box::pin(async move {
             self.wait_out(StoreFault::HangsReaping).await;
+            if *self.mode.borrow() == StoreFault::SlowReaping {
+                tokio::time::sleep(Duration::from_secs(5)).await;
+            }
             self.check("reap")?;
             if *self.mode.borrow() == StoreFault::FailsOn(target) {
                 return Err(StoreError::lasting("faulty", "reap", "not this target"));
@@ -350,9 +373,11 @@ impl EvidenceStore for FaultyStore {
         evidence: Evidence,
         keep_for: Duration,
     ) -> BoxFuture<'_, Result<(StoredEvidence, bool), StoreError>> {
-        Box::pin(
-            async move { self.inner_evidence("keep evidence")?.insert_evidence(evidence, keep_for).await },
-        )
+        Box::pin(async move {
+            self.evidence_inserts.fetch_add(1, Ordering::SeqCst);
+            self.wait_out(StoreFault::HangsEvidence).await;
+            self.inner_evidence("keep evidence")?.insert_evidence(evidence, keep_for).await
+        })
     }
 
     fn open_evidence(
@@ -361,9 +386,14 @@ impl EvidenceStore for FaultyStore {
         after: Option<Cursor>,
         limit: u32,
     ) -> BoxFuture<'_, Result<Page<StoredEvidence>, StoreError>> {
-        Box::pin(
-            async move { self.inner_evidence("find evidence")?.open_evidence(which, after, limit).await },
-        )
+        Box::pin(async move {
+            if let (StoreFault::PanicsOnEvidenceOf(panics), EvidenceQuery::Of(id)) =
+                (*self.mode.borrow(), which)
+            {
+                assert!(panics != id, "for a test");
+            }
+            self.inner_evidence("find evidence")?.open_evidence(which, after, limit).await
+        })
     }
 
     fn dismiss_evidence(&self, names: Vec<EventName>) -> BoxFuture<'_, Result<(), StoreError>> {

@@ -16,6 +16,7 @@ pub mod redis;
 mod server_files;
 mod server_process;
 pub mod story;
+pub mod tcp_hop;
 #[cfg(feature = "tls")]
 pub mod tls;
 pub mod upstream;

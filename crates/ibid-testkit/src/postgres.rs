@@ -318,7 +318,7 @@ fn settings_at(port: u16) -> [(&'static str, String); 5] {
 /// show that some process listens on this port. `pid` is the server's, if it is known.
 fn is_ready(directory: &Path, pid: Option<i32>) -> bool {
     let file = fs::read_to_string(data(directory).join("postmaster.pid")).unwrap_or_default();
-    let line = |place: usize| file.lines().nth(place).unwrap_or_default().trim();
+    let line = |index: usize| file.lines().nth(index).unwrap_or_default().trim();
     pid.is_none_or(|pid| line(0) == pid.to_string()) && matches!(line(7), "ready" | "standby")
 }
 

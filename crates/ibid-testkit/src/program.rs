@@ -146,7 +146,7 @@ impl Drop for Program {
 /// If the running program was not built into a directory `target`.
 pub fn tools() -> PathBuf {
     let exe = std::env::current_exe().expect("the running program has a path");
-    let target = exe.ancestors().find(|place| place.file_name().is_some_and(|name| name == "target"));
+    let target = exe.ancestors().find(|folder| folder.file_name().is_some_and(|name| name == "target"));
     target.unwrap_or_else(|| panic!("`{}` is in no directory `target`", exe.display())).join("tools")
 }
 

@@ -31,7 +31,7 @@ impl ServerFiles {
         let open = |directory: &Path| fs::metadata(directory).is_ok_and(|found| found.mode() & 0o001 != 0);
         let beside = std::env::current_exe().ok().and_then(|exe| {
             let target =
-                exe.ancestors().find(|place| place.file_name().is_some_and(|name| name == "target"))?;
+                exe.ancestors().find(|folder| folder.file_name().is_some_and(|name| name == "target"))?;
             (!has_owner || target.ancestors().all(open)).then(|| target.join("tmp"))
         });
         let home = beside.unwrap_or_else(std::env::temp_dir).join(kind);

@@ -26,8 +26,8 @@ use crate::telemetry;
 ///
 /// `finish`, `release` and `unknown` take it by value, so a second end does not compile.
 ///
-/// Its work begins with [`Attempt::ready`], with a phase, or in a transaction. Dropped without an end, the attempt releases its key if
-/// `ready` has yet to succeed, or if all work was in a transaction, which was rolled back. In every other case its outcome becomes
+/// Its work begins with [`Attempt::ensure_lease`], with a phase, or in a transaction. Dropped without an end, the attempt releases its key if
+/// `ensure_lease` has yet to succeed, or if all work was in a transaction, which was rolled back. In every other case its outcome becomes
 /// unknown, also if none of the three was called: the work may have been done without them. So [release](Attempt::release) an attempt
 /// whose work you don't begin.
 pub struct Attempt {
@@ -128,7 +128,7 @@ impl Attempt {
     }
 
     /// Creates a copy that ends nothing when it is dropped.
-    pub(crate) fn stand_in(&self) -> Attempt {
+    pub(crate) fn detached_copy(&self) -> Attempt {
         let (ibid, ask, begun) = (self.ibid.clone(), self.ask.clone(), self.begun.clone());
         let mut copy = Attempt::new(self.permit.clone(), ibid, ask, begun, 0, self.leased_at.get());
         copy.ended = true;
@@ -179,7 +179,7 @@ impl Attempt {
         &self.ask
     }
 
-    pub(crate) fn begun(&self) -> &Arc<Record> {
+    pub(crate) fn begun_record(&self) -> &Arc<Record> {
         &self.begun
     }
 
@@ -199,8 +199,8 @@ impl Attempt {
     }
 
     /// Sets a callback that gets the outcome, if the attempt ends in the caller's transaction.
-    pub fn when_ended(&mut self, on_end: impl FnOnce(&Outcome) + Send + Sync + 'static) {
-        self.on_end = Some(Box::new(on_end));
+    pub fn on_end(&mut self, callback: impl FnOnce(&Outcome) + Send + Sync + 'static) {
+        self.on_end = Some(Box::new(callback));
     }
 
     /// Notes that the attempt ended in the caller's transaction, or was given up with it.
@@ -235,7 +235,7 @@ impl Attempt {
     }
 
     /// Notes that something may have been sent outside: dropped from here on, the outcome becomes unknown.
-    pub(crate) fn expose(&mut self) {
+    pub(crate) fn mark_exposed(&mut self) {
         self.exposure = Exposure::Sent;
     }
 
@@ -251,9 +251,9 @@ impl Attempt {
         }
     }
 
-    /// Notes that nothing is sent outside from here on until [`Attempt::ready`] is called again: for a handler that works in the
+    /// Notes that nothing is sent outside from here on until [`Attempt::ensure_lease`] is called again: for a handler that works in the
     /// store's own database.
-    pub(crate) fn conceal(&mut self) {
+    pub(crate) fn mark_clean(&mut self) {
         // Except for a call whose result can never be learned.
         self.exposure = if self.begun.note.calling.is_some() { Exposure::Sent } else { Exposure::None };
     }
@@ -289,8 +289,8 @@ impl Attempt {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future is safe: the attempt may send nothing yet, and `ready` can be called again.
-    pub async fn ready(&mut self) -> Result<(), LeaseGoneError> {
+    /// Dropping the future is safe: the attempt may send nothing yet, and `ensure_lease` can be called again.
+    pub async fn ensure_lease(&mut self) -> Result<(), LeaseGoneError> {
         self.begin_work();
         let lease = self.begun.policy.lease;
         if self.leased_at.get().elapsed() >= lease / 2 {
@@ -304,7 +304,7 @@ impl Attempt {
         if !self.confirms_identity().await {
             return Err(LeaseGoneError);
         }
-        self.expose();
+        self.mark_exposed();
         Ok(())
     }
 
@@ -332,6 +332,10 @@ impl Attempt {
 
     /// Renews the lease after every third of it, until `max_run` is over, another attempt owns the record, or the returned
     /// future is dropped. The future ends with the first two. It need not be polled: the engine renews all leases together.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future ends the renewals. A renewal that was already sent may still arrive.
     pub fn keep_alive(&self) -> impl Future<Output = ()> + Send + use<> {
         let until = self.began_at + self.begun.policy.max_run;
         let renewal = self.ibid.engine().leases.keep(self.begun.clone(), self.leased_at.clone(), until);

@@ -1,9 +1,9 @@
-//! Support for axum: extractors and responses for handlers, and the URI as it was before a nested router cut it.
+//! Support for axum: extractors and responses for handlers.
 
-use axum::extract::{FromRequestParts, OriginalUri};
+use axum::extract::FromRequestParts;
 use axum::http::header::RETRY_AFTER;
 use axum::http::request::Parts;
-use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue, StatusCode, Uri};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 
 pub use crate::http::{GuardedRequest, HeldAttempt, UnreservedRequest};
@@ -63,7 +63,10 @@ impl IntoResponse for TxResponse {
     fn into_response(self) -> Response {
         let Some(response) = self.into_inner() else { return StatusCode::NO_CONTENT.into_response() };
         let Ok(status) = StatusCode::from_u16(response.status) else {
-            tracing::error!(status = response.status, "a handler responded with a status that is none");
+            tracing::error!(
+                status = response.status,
+                "handler responded with an invalid status; responding 500"
+            );
             return StatusCode::INTERNAL_SERVER_ERROR.into_response();
         };
         let lines = response.headers.iter().filter_map(|(name, value)| {
@@ -93,15 +96,4 @@ impl IntoResponse for ReserveError {
             ReserveError::Failed(error) => error.into_response(),
         }
     }
-}
-
-/// Returns the URI as the client sent it. A nested router sees only the rest of the path, and two of them would mistake each
-/// other's records for their own.
-pub(crate) fn original_uri<'a>(extensions: &'a Extensions, uri: &'a Uri) -> &'a Uri {
-    extensions.get::<OriginalUri>().map_or(uri, |OriginalUri(uri)| uri)
-}
-
-/// Sets the URI as the client sent it.
-pub(crate) fn set_original_uri(extensions: &mut Extensions, uri: Uri) {
-    extensions.insert(OriginalUri(uri));
 }

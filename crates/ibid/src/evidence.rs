@@ -5,9 +5,11 @@
 
 pub(crate) mod effect;
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Weak;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use ibid_core::change::StoredRecord;
 use ibid_core::evidence::{EffectRef, EventName, Evidence, EvidenceQuery, EvidenceSubject, StoredEvidence};
 use ibid_core::machine::{self, Decision, Event, EvidenceVerdict, Observation};
@@ -22,11 +24,12 @@ use self::effect::EffectLookup;
 use crate::engine::GiveUp;
 use crate::failpoint;
 use crate::ibid::Ibid;
-use crate::ibid::Shared;
+use crate::ibid::IbidState;
 use crate::telemetry;
 
 /// A provider's report about the outcome of a record or an effect.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct EvidenceReport {
     /// Name of the event. A second delivery of the event has the same name.
     pub name: EventName,
@@ -36,6 +39,20 @@ pub struct EvidenceReport {
     pub what: Observation,
     /// Time since the reported outcome was observed.
     pub age: Duration,
+}
+
+impl EvidenceReport {
+    /// Creates a report of an outcome that was observed just now.
+    pub fn new(name: EventName, about: EvidenceSubject, what: Observation) -> EvidenceReport {
+        EvidenceReport { name, about, what, age: Duration::ZERO }
+    }
+
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut EvidenceReport)) -> EvidenceReport {
+        change(&mut self);
+        self
+    }
 }
 
 /// Result of reporting a piece of evidence.
@@ -75,10 +92,7 @@ impl Ibid {
     /// If the future is dropped, the evidence may not be stored, so the event must be delivered again.
     pub async fn report_evidence(&self, report: EvidenceReport) -> Result<EvidenceResult, StoreError> {
         let EvidenceReport { name, about, what, age } = report;
-        if !self.engine().confirm_open().await {
-            let why = "a copy keeps the store closed: the event has to be delivered again";
-            return Err(StoreError::transient(self.store().facts().name, "store evidence", why).unwritten());
-        }
+        self.check_open_for_evidence().await.map_err(StoreError::unwritten)?;
         let subject = Subject::load(self, &about).await?;
         let evidence = Evidence { name, about, owner: subject.owner(), what, age };
         let keep_for = match subject.read_at() {
@@ -93,6 +107,10 @@ impl Ibid {
             }
         };
         let (kept, is_new) = self.store().require_evidence()?.insert_evidence(evidence, keep_for).await?;
+        // T1 (this report) reads that the store is open, and stalls; T2 (a copy) closes the store, waits, and copies the evidence; T1
+        // inserts its row, which is lost with the source. So the store has to be open after the insert, too: then the insert came
+        // before the copy read the evidence. Otherwise the provider delivers the event again, to the process on the target.
+        self.check_open_for_evidence().await?;
         if !is_new && !kept.open {
             return Ok(EvidenceResult::Duplicate);
         }
@@ -100,6 +118,14 @@ impl Ibid {
         // The subject is read again, after the evidence was stored: a process that makes it unknown from here on looks
         // for the evidence itself.
         apply(self, &kept).await
+    }
+
+    async fn check_open_for_evidence(&self) -> Result<(), StoreError> {
+        if self.engine().confirm_open().await {
+            return Ok(());
+        }
+        let why = "a copy keeps the store closed: the event has to be delivered again";
+        Err(StoreError::transient(self.store().facts().name, "store evidence", why))
     }
 }
 
@@ -262,11 +288,17 @@ async fn apply_to_record(
     Ok(result)
 }
 
-/// Looks for evidence about records that became unknown, for as long as the engine lives.
-pub(crate) async fn settle_doubts(shared: Weak<Shared>, mut doubts: mpsc::Receiver<RecordId>) {
+/// Looks for evidence about records that became unknown, for as long as the engine lives. A look that panics ends only itself: upkeep
+/// finds its evidence.
+pub(crate) async fn settle_doubts(shared: Weak<IbidState>, mut doubts: mpsc::Receiver<RecordId>) {
     while let Some(id) = doubts.recv().await {
         let Some(ibid) = Ibid::upgrade(&shared) else { return };
-        apply_earlier_evidence(&ibid, id).await;
+        // Unwind safety: a look changes nothing but the store, by whole commits.
+        let look = AssertUnwindSafe(apply_earlier_evidence(&ibid, id)).catch_unwind();
+        if look.await.is_err() {
+            counter!(telemetry::CHORE_PANICS, "chore" => "evidence").increment(1);
+            tracing::error!(record = %id.short(), "look for evidence panicked; left to upkeep");
+        }
     }
 }
 

@@ -28,11 +28,11 @@ use crate::upkeep::UpkeepState;
 /// Makes retries safe: reserves keys in a store, lets one attempt run, and keeps its response. Cheap to clone.
 #[derive(Clone)]
 pub struct Ibid {
-    shared: Arc<Shared>,
+    shared: Arc<IbidState>,
 }
 
 /// The state of one process on one store. Each module owns its part.
-pub(crate) struct Shared {
+pub(crate) struct IbidState {
     engine: Arc<Engine>,
     outbox: OutboxState,
     upkeep: UpkeepState,
@@ -46,32 +46,40 @@ impl Ibid {
     /// # Errors
     ///
     /// Returns an error if the store does not answer, or if it was used with another identity or an unknown secret.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped midway, the store may have this process's secret, secret ids and identity, in this order,
+    /// but nothing runs. The next start agrees with them; if its settings differ from those, it fails like any process with
+    /// other settings.
     pub async fn start(store: Arc<dyn Store>, settings: Settings) -> Result<Ibid, StartError> {
+        let reserve_queue = ReserveQueue::new(settings.reserve_tries_max);
         let (engine, became_unknown) = Engine::start(store, settings).await?;
-        Ok(Ibid::join(engine, became_unknown))
+        Ok(Ibid::join(engine, became_unknown, reserve_queue))
     }
 
     /// Starts for upkeep chores only, on an operator's command. It begins nothing, so it need not agree with the store on
     /// identity and secrets, and ignores the settings about requests.
     #[doc(hidden)]
     pub fn for_upkeep(store: Arc<dyn Store>, settings: Settings) -> Ibid {
+        let reserve_queue = ReserveQueue::new(settings.reserve_tries_max);
         let (engine, became_unknown) = Engine::for_upkeep(store, settings);
-        Ibid::join(engine, became_unknown)
+        Ibid::join(engine, became_unknown, reserve_queue)
     }
 
-    fn join(engine: Arc<Engine>, became_unknown: BecameUnknown) -> Ibid {
-        let shared = Arc::new(Shared {
+    fn join(engine: Arc<Engine>, became_unknown: BecameUnknown, reserve_queue: ReserveQueue) -> Ibid {
+        let shared = Arc::new(IbidState {
             engine,
             outbox: OutboxState::default(),
             upkeep: UpkeepState::default(),
-            reserve_queue: ReserveQueue::default(),
+            reserve_queue,
         });
         tokio::spawn(evidence::settle_doubts(Arc::downgrade(&shared), became_unknown));
         Ibid { shared }
     }
 
     /// Returns the handle for shared state, unless the last handle was dropped.
-    pub(crate) fn upgrade(shared: &Weak<Shared>) -> Option<Ibid> {
+    pub(crate) fn upgrade(shared: &Weak<IbidState>) -> Option<Ibid> {
         Some(Ibid { shared: shared.upgrade()? })
     }
 
@@ -124,12 +132,12 @@ impl Ibid {
     /// Answers a request from this process's cache, and counts it. Returns `None` if the store has to be asked
     /// ([`Ibid::begin_uncached`]).
     pub(crate) fn replay_cached(&self, ask: &BeginRequest) -> Option<Outcome> {
-        let outcome = self.cached(ask)?;
+        let outcome = self.find_cached(ask)?;
         self.count_request(&ask.identity.tenant, outcome.arrival(), Instant::now());
         Some(outcome)
     }
 
-    /// Like [`Ibid::begin`], but for a request that is not in the cache, and for callers that call [`Attempt::ready`] before they
+    /// Like [`Ibid::begin`], but for a request that is not in the cache, and for callers that call [`Attempt::ensure_lease`] before they
     /// do anything with an attempt. `ask` has a fresh nonce.
     pub(crate) async fn begin_uncached(&self, ask: Arc<BeginRequest>) -> Result<Begin, UnavailableError> {
         let engine = self.engine();
@@ -154,8 +162,8 @@ impl Ibid {
     }
 
     /// Returns what the cache holds for a request.
-    pub(crate) fn cached(&self, ask: &BeginRequest) -> Option<Outcome> {
-        match self.engine().cached(ask)? {
+    pub(crate) fn find_cached(&self, ask: &BeginRequest) -> Option<Outcome> {
+        match self.engine().find_cached(ask)? {
             (Decision::Replay, stored) => Some(Outcome::Completed(stored)),
             _ => Some(Outcome::Mismatch),
         }
@@ -193,7 +201,7 @@ impl Ibid {
     }
 
     async fn look(&self, ask: &Arc<BeginRequest>) -> Result<Outcome, UnavailableError> {
-        match self.cached(ask) {
+        match self.find_cached(ask) {
             Some(outcome) => Ok(outcome),
             None => Ok(self.to_caller_outcome(self.engine().look(ask).await?).into_outcome()),
         }
@@ -267,6 +275,11 @@ impl Ibid {
     /// # Errors
     ///
     /// Returns why begins would be refused now. A store that does not answer in `within` takes no writes.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped midway, the write may still happen. It changes nothing but the setting that exists for this
+    /// check.
     pub async fn check_ready(&self, within: Duration) -> Result<(), NotReadyError> {
         self.engine().check_ready(within).await
     }

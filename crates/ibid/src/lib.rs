@@ -29,7 +29,7 @@
 //!
 //! match ibid.begin(ask.clone()).await? {
 //!     Begin::Run(mut attempt) => {
-//!         attempt.ready().await?; // before the first outside byte
+//!         attempt.ensure_lease().await?; // before the first outside byte
 //!         let response = Response::plain(201, "text/plain", "paid".to_owned());
 //!         assert!(matches!(attempt.finish(response).await, Outcome::Completed(_)));
 //!     }
@@ -85,11 +85,18 @@ pub mod prelude;
 
 pub mod telemetry;
 
+mod driver;
+
 mod record_sql;
 
 mod backoff;
 
 mod random;
+
+mod slot_shares;
+
+#[cfg(feature = "http")]
+mod trace;
 
 #[cfg(feature = "redis")]
 mod redis_target;

@@ -226,9 +226,9 @@ impl Attempt {
             };
             let (mut inside, result) = inside.run(&mut work, PhaseError::Work).await?;
             let body = encode_result(step, &result)?;
-            let record = inside.begun();
+            let record = inside.begun_record();
             let event = Event::Phase { begun: &record, nonce: nonce(), step, name, result: &body };
-            let Some((change, Decision::Advanced)) = inside.says(&event) else {
+            let Some((change, Decision::Advanced)) = inside.decide(&event) else {
                 return Err(PhaseError::LeaseLost);
             };
             let stored = match inside.commit(&change).await {
@@ -349,14 +349,14 @@ impl Attempt {
         match care.key_window() {
             None => in_doubt,
             // An attempt that ended has reported whether it called; one that lapsed has not.
-            Some(window) => (in_doubt || self.begun().note.lapses > 0) && self.is_as_old_as(window),
+            Some(window) => (in_doubt || self.begun_record().note.lapses > 0) && self.is_as_old_as(window),
         }
     }
 
     /// Records that only an operator or a reconciler can tell whether the call was made. This holds even if the attempt is
     /// dropped.
     async fn mark_unsure<E>(&mut self, step: PhaseStep) -> PhaseError<E> {
-        self.expose();
+        self.mark_exposed();
         match self.write_report(PhaseReport::Calling(Some(step.point))).await {
             Ok(_) => PhaseError::Unsure,
             Err(error) => error,
@@ -377,13 +377,13 @@ impl Attempt {
         if care == Care::Once {
             self.write_report(PhaseReport::Calling(Some(step.point))).await?;
         }
-        if self.ready().await.is_err() {
+        if self.ensure_lease().await.is_err() {
             return Err(PhaseError::LeaseLost);
         }
         let before = (self.progress.in_doubt, self.in_doubt_call());
         if care != Care::Once {
             // If this future is dropped during the call, the next attempt can repeat it.
-            self.conceal();
+            self.mark_clean();
             self.set_in_doubt_call(Some(step));
         }
         self.progress.in_doubt = Some(step);
@@ -399,7 +399,7 @@ impl Attempt {
                 if care == Care::Once {
                     self.write_report(PhaseReport::Calling(None)).await?;
                 }
-                self.conceal();
+                self.mark_clean();
                 Err(PhaseError::NotMade(error))
             }
         }
@@ -414,14 +414,14 @@ impl Attempt {
     ) -> Result<R, PhaseError<E>> {
         let body = encode_result(step, &result)?;
         self.write_report(PhaseReport::Done { step, name: name.to_owned(), result: body }).await?;
-        self.conceal();
+        self.mark_clean();
         self.progress.at = step;
         Ok(result)
     }
 
     /// Writes a report to the record, and continues under the new version.
     async fn write_report<E>(&mut self, report: PhaseReport) -> Result<StoredRecord, PhaseError<E>> {
-        let (engine, begun) = (self.ibid().engine().clone(), self.begun().clone());
+        let (engine, begun) = (self.ibid().engine().clone(), self.begun_record().clone());
         let known = StoredRecord { record: begun.clone(), response: None, now: begun.created_at };
         let sent_at = Instant::now();
         if failpoint::at("tell.before").await == Hit::Error {
@@ -460,21 +460,21 @@ impl Attempt {
     async fn look_up<R: DeserializeOwned, E>(&mut self, name: &str) -> Result<PhaseLookup<R>, PhaseError<E>> {
         self.begin_work();
         let step = self.progress.at.next(name).ok_or(PhaseError::LeaseLost)?;
-        if step.point > self.begun().point {
+        if step.point > self.begun_record().point {
             // A different call at this point is in doubt, from this run or an earlier one. Committing this phase would
             // hide it.
             let hides =
                 |call: Option<PhaseStep>| call.is_some_and(|call| call.point == step.point && call != step);
             if hides(self.progress.in_doubt)
                 || hides(self.in_doubt_call())
-                || self.begun().note.calling.is_some()
+                || self.begun_record().note.calling.is_some()
             {
                 return Err(PhaseError::Unsure);
             }
             return Ok(PhaseLookup::NotYet(step));
         }
         if self.progress.earlier_results.is_none() {
-            let (id, birth) = (self.begun().id, self.begun().birth);
+            let (id, birth) = (self.begun_record().id, self.begun_record().birth);
             let bodies = self.ibid().engine().bodies(id, birth).await?;
             self.progress.earlier_results =
                 Some(bodies.into_iter().map(|body| (body.kind, body.data)).collect());
@@ -493,7 +493,7 @@ impl Attempt {
     }
 
     fn downstream_key(&self, name: &str) -> DownstreamKey {
-        DownstreamKey(downstream_key(&self.begun().id, self.begun().birth, name))
+        DownstreamKey(downstream_key(&self.begun_record().id, self.begun_record().birth, name))
     }
 }
 

@@ -6,11 +6,13 @@ pub use crate::attempt::Attempt;
 pub use crate::engine::Settings;
 pub use crate::ibid::Ibid;
 pub use crate::outbox::{
-    BoxError, CallOutcome, CallResult, EffectCall, EffectHandler, SettledEffect, VerifyOutcome, Worker,
+    BoxError, CallOutcome, CallResult, EffectCall, EffectHandler, RawPayload, SettledEffect, VerifyOutcome,
+    Worker,
 };
 pub use crate::phase::{CallVerification, Care, DownstreamKey, OutsideCallError, PhaseError};
 pub use crate::transaction::{
-    Completion, Database, DriverTx, IsolatedDatabase, Isolation, TxError, TxResponse, TxResult,
+    Completion, Database, DriverTx, IsolatedDatabase, Isolation, SqlError, SqlFault, TxError, TxResponse,
+    TxResult,
 };
 pub use crate::upkeep;
 pub use ibid_core::effect::{EffectRules, NewEffect, Safety};

@@ -22,7 +22,7 @@ pub(crate) fn became_unknown(id: &RecordId, draft: &Draft) {
         %cause,
         dead_letter = draft.flags.dead_letter,
         trace = draft.note.trace_id(),
-        "an outcome is unknown"
+        "outcome unknown; retries are refused until it is settled"
     );
     counter!(UNKNOWN, "route" => route, "cause" => cause).increment(1);
 }

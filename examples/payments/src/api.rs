@@ -94,10 +94,5 @@ fn processor_hook(secret: HookSecret) -> Result<Hook, BoxError> {
     mapping.executed = vec![("charge.succeeded".to_owned(), 201), ("charge.declined".to_owned(), 402)];
     mapping.body = Pointer::parse("/data")?;
     mapping.provider_id = Some(Pointer::parse("/data/chargeId")?);
-    Ok(Hook {
-        name: "processor".to_owned(),
-        scheme: SignatureScheme::Standard,
-        secrets: vec![secret],
-        mapping,
-    })
+    Ok(Hook::new("processor", SignatureScheme::Standard, vec![secret], mapping))
 }

@@ -23,15 +23,13 @@ pub struct Charger {
 macro_rules! charge_payments_in {
     ($tx:ty) => {
         impl EffectHandler<$tx> for Charger {
+            type Payload = ChargeRequest;
+
             /// Calls the processor, with no transaction open.
-            async fn call(&self, call: &EffectCall) -> CallOutcome {
-                let request: ChargeRequest = match call.json() {
-                    Ok(request) => request,
-                    Err(error) => return CallOutcome::Refused { why: format!("unreadable: {error}") },
-                };
+            async fn call(&self, call: &EffectCall<ChargeRequest>) -> CallOutcome {
                 // Continue the trace of the request that made the payment, so that it includes the processor's part.
                 let processor = self.processor.traced(call.trace.as_deref().and_then(TraceContext::parse));
-                match processor.charge(&call.downstream_key, &request, call.tries == 1).await {
+                match processor.charge(&call.downstream_key, &call.payload, call.tries == 1).await {
                     Ok(charge) => CallOutcome::Made(call_result(&charge)),
                     Err(ChargeError::Refused(why)) => CallOutcome::Refused { why },
                     Err(ChargeError::NotMade { why, after }) => CallOutcome::NotMade { why, after },
@@ -40,7 +38,7 @@ macro_rules! charge_payments_in {
             }
 
             /// Looks up an earlier call, for [`Safety::Verified`](ibid::prelude::Safety). A lookup without an answer is `Unsure`, never `NotMade`.
-            async fn verify(&self, call: &EffectCall) -> VerifyOutcome {
+            async fn verify(&self, call: &EffectCall<ChargeRequest>) -> VerifyOutcome {
                 match self.processor.find(&call.downstream_key).await {
                     Ok(Some(charge)) => VerifyOutcome::Made(call_result(&charge)),
                     Ok(None) => VerifyOutcome::NotMade,
@@ -51,13 +49,12 @@ macro_rules! charge_payments_in {
             /// Ends the payment, in the transaction that ends the effect.
             async fn record(
                 &self,
-                call: &EffectCall,
+                call: &EffectCall<ChargeRequest>,
                 settled: &SettledEffect,
                 tx: &mut $tx,
             ) -> Result<(), BoxError> {
                 match settled {
                     SettledEffect::Done(made) => {
-                        let request: ChargeRequest = call.json()?;
                         // Our own result, or the charge in a webhook: both have the same format.
                         let charge: Charge = serde_json::from_slice(&made.result)?;
                         let update = "update payment set status = $1, charge_id = $2
@@ -65,7 +62,7 @@ macro_rules! charge_payments_in {
                         sqlx::query(self.db.sql(update))
                             .bind(charge.status())
                             .bind(charge.id())
-                            .bind(&request.reference)
+                            .bind(&call.payload.reference)
                             .execute(tx.conn())
                             .await?;
                     }
@@ -79,16 +76,18 @@ macro_rules! charge_payments_in {
     };
 }
 
-charge_payments_in!(SqlxSqliteTx<'static>);
+charge_payments_in!(SqlxSqliteTx);
 #[cfg(feature = "postgres")]
-charge_payments_in!(SqlxPostgresTx<'static>);
+charge_payments_in!(SqlxPostgresTx);
 #[cfg(feature = "mysql")]
-charge_payments_in!(SqlxMysqlTx<'static>);
+charge_payments_in!(SqlxMysqlTx);
 
 /// Builds the result that is stored with the effect.
 fn call_result(charge: &Charge) -> CallResult {
-    let provider_id = charge.id().map(str::to_owned);
-    CallResult { result: json!(charge).to_string().into(), provider_id, answer: None }
+    CallResult::default().with(|made| {
+        made.result = json!(charge).to_string().into();
+        made.provider_id = charge.id().map(str::to_owned);
+    })
 }
 
 /// The kind of effect that [`Charger`] handles.

@@ -26,7 +26,7 @@ pub(crate) struct IdentityShowArgs {
     pub(crate) json: bool,
 
     #[command(flatten)]
-    pub(crate) place: StoreArgs,
+    pub(crate) store: StoreArgs,
 }
 
 /// Arguments of `ibid identity change`.
@@ -51,5 +51,5 @@ pub(crate) struct IdentityChangeArgs {
     pub(crate) json: bool,
 
     #[command(flatten)]
-    pub(crate) place: StoreArgs,
+    pub(crate) store: StoreArgs,
 }

@@ -122,7 +122,7 @@ pub(crate) struct ActArgs {
     pub(crate) json: bool,
 
     #[command(flatten)]
-    pub(crate) place: StoreArgs,
+    pub(crate) store: StoreArgs,
 }
 
 /// The subcommands of `ibid effects`.
@@ -165,7 +165,7 @@ pub(crate) struct EffectsListArgs {
     pub(crate) json: bool,
 
     #[command(flatten)]
-    pub(crate) place: StoreArgs,
+    pub(crate) store: StoreArgs,
 }
 
 /// Arguments of an action on one effect.

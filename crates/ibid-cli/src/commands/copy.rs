@@ -43,7 +43,7 @@ async fn open(flag: &str, url: &str, create: bool) -> Result<CopyEnd, Failure> {
             "`{flag}` names a store in memory, which ends with this command"
         )));
     }
-    Ok(CopyEnd { store: open_store(&url, create).await?, place: url.to_string() })
+    Ok(CopyEnd::new(open_store(&url, create).await?, url.to_string()))
 }
 
 /// Prints each stage of a copy as it begins, and shows the rows of the present one on a terminal.

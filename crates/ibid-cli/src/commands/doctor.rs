@@ -1,4 +1,4 @@
-//! `ibid doctor`: inspects a store without opening it, and the upstream with a `HEAD /`, and reports problems. It changes
+//! `ibid doctor`: inspects a store without opening it, the front, and the upstream with a `HEAD /`, and reports problems. It changes
 //! nothing.
 //!
 //! The facts come from the store (`checkup`), and `findings` interprets them. This module requests and prints them.
@@ -15,24 +15,32 @@ use ibid::store::sqlite::{SqliteOptions, SqliteStore};
 use serde_json::json;
 
 use self::findings::Finding;
-use crate::config::{StoreUrl, UpstreamSettings};
+use crate::config::{FrontConfig, StoreUrl, UpstreamSettings};
 use crate::open_store::cannot_open;
 use crate::output::{Failure, print_json, print_table};
 
 #[cfg(feature = "dynamodb")]
 mod dynamodb;
 mod findings;
+mod front;
 mod identity;
 mod lease;
 mod next_hop;
 mod tuning;
 mod upstream;
 
+/// What the gateway uses besides the store, as far as it is named.
+#[derive(Clone, Copy)]
+pub(crate) struct Targets<'a> {
+    pub(crate) upstream: Option<&'a UpstreamSettings>,
+    pub(crate) front: Option<&'a FrontConfig>,
+}
+
 /// Prints one line per check. `secrets` is the number of configured fingerprint secrets.
 pub(crate) async fn run(
     url: &StoreUrl,
     secrets: usize,
-    upstream: Option<&UpstreamSettings>,
+    targets: Targets<'_>,
     as_json: bool,
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
@@ -41,8 +49,11 @@ pub(crate) async fn run(
         Err(failure) if failure.exit == crate::output::Exit::Usage => return Err(failure),
         Err(failure) => (vec![findings::unreachable(&failure)], Some(failure)),
     };
+    if let Some(config) = targets.front {
+        findings.push(front::look_at(config).await);
+    }
     let mut no_upstream = None;
-    if let Some(settings) = upstream {
+    if let Some(settings) = targets.upstream {
         let probe = upstream::look_at(settings).await;
         findings.extend(probe.findings);
         no_upstream = probe.failure;

@@ -68,7 +68,7 @@ fn print_stats(stats: &ReapStats, as_json: bool, out: &mut dyn Write) -> Result<
     let ReapStats { settled, stripped, removed, effects, history, policies, pages, held, .. } = *stats;
     let fields = [
         ("never claimed, stored as 408", settled.to_string()),
-        ("answers removed, tombstones left", stripped.to_string()),
+        ("responses removed, tombstones left", stripped.to_string()),
         ("records removed", removed.to_string()),
         ("effects removed", effects.to_string()),
         ("lines of history removed", history.to_string()),
@@ -96,7 +96,7 @@ fn print_preview(preview: &ReapPreview, as_json: bool, out: &mut dyn Write) -> R
         return print_json(out, &value);
     }
     let fields = [
-        ("answers that would go, tombstones left", records.strip.to_string()),
+        ("responses that would go, tombstones left", records.strip.to_string()),
         ("records that would go", records.remove.to_string()),
         ("effects that would go", effects.to_string()),
         ("lines of history that would go", history.to_string()),

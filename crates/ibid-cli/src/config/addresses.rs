@@ -16,7 +16,7 @@ pub(super) fn read_upstream(
     flags: &GatewayArgs,
 ) -> Option<Uri> {
     let flag = non_empty(&flags.upstream).map(|value| (value, "--upstream", "IBID_UPSTREAM"));
-    let Some((text, place, line)) = setting(root, reader, "upstream", flag) else {
+    let Some((text, position, line)) = setting(root, reader, "upstream", flag) else {
         if root.line_of("upstream").is_none() {
             let failure = Failure::usage("the gateway needs an upstream: the API behind it");
             let hint = "give `--upstream http://127.0.0.1:3000`, `IBID_UPSTREAM`, or `upstream` in the file";
@@ -27,7 +27,7 @@ pub(super) fn read_upstream(
     match parse_upstream(&text) {
         Ok(uri) => Some(uri),
         Err(failure) => {
-            reader.keep(line, at(&place, failure));
+            reader.keep(line, at(&position, failure));
             None
         }
     }
@@ -65,7 +65,7 @@ pub(super) fn read_address(
     default: &'static str,
 ) -> Option<SocketAddr> {
     let value = setting(root, reader, key, non_empty(value).map(|value| (value, flag, variable)));
-    let (text, place, line) = match value {
+    let (text, position, line) = match value {
         Some(value) => value,
         // The key exists with another type, which has been reported.
         None if root.line_of(key).is_some() => return None,
@@ -73,7 +73,7 @@ pub(super) fn read_address(
     };
     let parsed = parse_address(&text);
     if let Err(failure) = &parsed {
-        reader.keep(line, at(&place, failure.clone()));
+        reader.keep(line, at(&position, failure.clone()));
     }
     parsed.ok()
 }

@@ -32,16 +32,17 @@ pub(super) fn read(
     let timeout_max = begin_timeout / BEGIN_PART;
     if timeout > timeout_max {
         let line = section.line_of("timeout").unwrap_or(section.line);
-        let failure = Failure::usage(format!("{}: `timeout` of `[front]` is too long", reader.place(line)));
+        let failure =
+            Failure::usage(format!("{}: `timeout` of `[front]` is too long", reader.position(line)));
         let cause = format!("a lookup is part of `begin_timeout`, {}", show_duration(begin_timeout));
         reader.keep(line, failure.because(cause).hint(format!("set at most {}", show_duration(timeout_max))));
     }
     let line = section.line_of("url").unwrap_or(section.line);
     let lacks_url = section.is_there() && section.line_of("url").is_none();
     section.finish();
-    let (url, place, line) = match (non_empty(&variables.front), in_file) {
+    let (url, position, line) = match (non_empty(&variables.front), in_file) {
         (Some(url), _) => (url.to_owned(), "`IBID_FRONT`".to_owned(), 0),
-        (None, Some(url)) => (url, format!("{}: `url`", reader.place(line)), line),
+        (None, Some(url)) => (url, format!("{}: `url`", reader.position(line)), line),
         (None, None) => {
             if lacks_url {
                 reader.refuse(line, "`[front]` needs `url`");
@@ -52,7 +53,7 @@ pub(super) fn read(
     match front::place_of(&url) {
         Ok(shown) => Some(FrontConfig { url: ServerUrl::new(url, shown), timeout }),
         Err(failure) => {
-            reader.keep(line, at(&place, failure));
+            reader.keep(line, at(&position, failure));
             None
         }
     }

@@ -7,7 +7,7 @@ use ibid::http::hooks::{
     Hook, HookMapping, HookSecret, HookTarget, Hooks, PlainSignature, SignatureEncoding, SignatureScheme,
     SignedContent,
 };
-use ibid::http::{ReservedBy, Routes, Rule};
+use ibid::http::{Routes, Rule};
 use ibid_core::fingerprint::Pointer;
 use ibid_core::policy::Policy;
 use serde_json::json;
@@ -30,11 +30,9 @@ pub(super) fn read_all(
     if sections.is_empty() {
         return Vec::new();
     }
-    let rule = |route: &RouteConfig| Rule {
-        reserved_by: ReservedBy::Layer,
-        methods: route.methods.clone(),
-        pattern: route.pattern.clone(),
-        policy: route.guard.then(|| route.policy.clone()),
+    let rule = |route: &RouteConfig| {
+        let policy = route.guard.then(|| route.policy.clone());
+        Rule::new(route.methods.clone(), &route.pattern, policy)
     };
     // Routes that can't be used have been refused already.
     let routes = Routes::new(defaults.clone(), routes.iter().map(rule).collect()).ok();
@@ -89,7 +87,7 @@ fn read(mut section: Section<'_, '_>, reader: &Reader<'_>, one_tenant: bool) -> 
         mapping.event = event;
         mapping.event_time = event_time;
     });
-    Some(Hook { name: name?, scheme: scheme?, secrets, mapping })
+    Some(Hook::new(name?, scheme?, secrets, mapping))
 }
 
 /// Returns the default pointer to the event's id: `/id` for Stripe.
@@ -118,7 +116,11 @@ fn read_scheme(section: &mut Section<'_, '_>, reader: &Reader<'_>) -> Option<Sig
             if header.is_none() && section.line_of("header").is_none() {
                 reader.refuse(line, "`header` is missing: which field has the signature?");
             }
-            Some(SignatureScheme::Hmac(PlainSignature { header: header?, prefix, encoding, signed: signed? }))
+            let signature = PlainSignature::new(header?, signed?);
+            Some(SignatureScheme::Hmac(signature.with(|signature| {
+                signature.prefix = prefix;
+                signature.encoding = encoding;
+            })))
         }
         Some(word) => {
             for key in only_hmac {

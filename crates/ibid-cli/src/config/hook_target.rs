@@ -74,7 +74,7 @@ fn effect(
             "`provider_id` is missing: with `kind`, effects are found by the provider's own id",
         );
     }
-    let by_id = by_id.map(|(kind, id)| ProviderIdAt { kind, id });
+    let by_id = by_id.map(|(kind, id)| ProviderIdAt::new(kind, id));
     match (downstream_key, by_id) {
         (Some(downstream_key), Some(provider_id)) => Some(HookTarget::Either { downstream_key, provider_id }),
         (Some(downstream_key), None) => Some(HookTarget::DownstreamKey(downstream_key)),

@@ -233,17 +233,22 @@ pub(crate) struct UpstreamSettings {
 /// Returns the upstream of `ibid reconcile`: by flag, variable or file.
 pub(crate) fn upstream_of(args: &ReconcileArgs) -> Result<UpstreamSettings, Failures> {
     let upstream =
-        from_file(&args.place, |root, reader| read_upstream_settings(root, reader, &args.upstream))?;
+        from_file(&args.store, |root, reader| read_upstream_settings(root, reader, &args.upstream))?;
     // It is missing only if an error was recorded.
     upstream.ok_or_else(|| Failure::usage("there is no upstream").into())
 }
 
 /// Returns the upstream of `ibid doctor`, if one is named.
 pub(crate) fn upstream_if_named(args: &DoctorArgs) -> Result<Option<UpstreamSettings>, Failures> {
-    from_file(&args.place, |root, reader| {
+    from_file(&args.store, |root, reader| {
         let is_named = non_empty(&args.upstream).is_some() || root.text("upstream").is_some();
         if is_named { read_upstream_settings(root, reader, &args.upstream) } else { None }
     })
+}
+
+/// Returns the front of `ibid doctor`, if the variable or the file names one. Only the gateway judges its time-out.
+pub(crate) fn front_of(args: &StoreArgs, variables: &EnvVars) -> Result<Option<FrontConfig>, Failures> {
+    from_file(args, |root, reader| front::read(root, reader, variables, Duration::MAX))
 }
 
 fn read_upstream_settings(
@@ -278,7 +283,7 @@ fn from_file<T>(
     let reader = Reader::new(&file, &text);
     let document = DeTable::parse(&text).map_err(|error| {
         let line = reader.line_at(error.span().map_or(0, |span| span.start));
-        Failure::usage(format!("{}: {}", reader.place(line), error.message()))
+        Failure::usage(format!("{}: {}", reader.position(line), error.message()))
     })?;
     let value = read(&mut Section::new(&reader, "", Some(document.get_ref()), 1), &reader);
     reader.failures().map_or(Ok(value), Err)
@@ -378,13 +383,13 @@ fn non_empty(value: &Option<String>) -> Option<&str> {
     value.as_deref().filter(|text| !text.is_empty())
 }
 
-/// Prefixes a failure's message with the place of the setting.
-fn at(place: &str, mut failure: Failure) -> Failure {
-    failure.message = format!("{place} {}", failure.message);
+/// Prefixes a failure's message with the setting's position.
+fn at(position: &str, mut failure: Failure) -> Failure {
+    failure.message = format!("{position} {}", failure.message);
     failure
 }
 
-/// Returns a text setting from the flag or else from the file, with its place in words and its line (0 for a flag).
+/// Returns a text setting from the flag or else from the file, with its position in words and its line (0 for a flag).
 fn setting(
     section: &mut Section<'_, '_>,
     reader: &Reader<'_>,
@@ -396,7 +401,7 @@ fn setting(
         return Some((value.to_owned(), format!("`{flag}` (or `{variable}`)"), 0));
     }
     let line = section.line_of(key)?;
-    Some((in_file?, format!("{}: `{key}`", reader.place(line)), line))
+    Some((in_file?, format!("{}: `{key}`", reader.position(line)), line))
 }
 
 /// Refuses routes that need what the store lacks.
@@ -463,7 +468,7 @@ fn build_route(draft: RouteDraft, base: &Overlay, advice: &mut ConfigWarning<'_>
     if policy.bind == BindRule::Principal && policy.reconcile.is_some() {
         let problem = "the question of a reconcile rule can't say which principal's key it is about";
         let hint =
-            "leave out `bind = \"principal\"`, or the rule: one principal's answer could settle another's";
+            "leave out `bind = \"principal\"`, or the rule: one principal's response could settle another's";
         reader.refuse_with_hint(draft.reconcile_line, problem, hint);
     }
     check_policy(&policy, &layers, draft.reconcile_line, reader);
@@ -493,23 +498,23 @@ fn read_secrets(root: &mut Section<'_, '_>, reader: &Reader<'_>, variables: &Env
     let in_file = section.texts("secrets");
     let line = section.line_of("secrets").unwrap_or(section.line);
     section.finish();
-    let (texts, place, line) = match non_empty(&variables.secrets) {
+    let (texts, position, line) = match non_empty(&variables.secrets) {
         Some(list) => {
             let list = list.split(',').map(|text| text.trim().to_owned()).collect();
             (Some(list), "`IBID_SECRETS`".to_owned(), 0)
         }
-        None => (in_file, format!("{}: `secrets`", reader.place(line)), line),
+        None => (in_file, format!("{}: `secrets`", reader.position(line)), line),
     };
     let secrets: Vec<Vec<u8>> = texts.into_iter().flatten().map(String::into_bytes).collect();
     for (at, secret) in secrets.iter().enumerate() {
         let nth = at + 1;
         if secret.len() < Secret::LEN_MIN {
             let failure =
-                Failure::usage(format!("{place}: secret {nth} is shorter than {} bytes", Secret::LEN_MIN));
+                Failure::usage(format!("{position}: secret {nth} is shorter than {} bytes", Secret::LEN_MIN));
             reader.keep(line, failure.hint("make one with `openssl rand -hex 32`"));
         }
         if secrets[..at].contains(secret) {
-            reader.keep(line, Failure::usage(format!("{place}: secret {nth} is there twice")));
+            reader.keep(line, Failure::usage(format!("{position}: secret {nth} is there twice")));
         }
     }
     secrets

@@ -145,9 +145,9 @@ fn configuration_page() -> String {
 fn intro(section: &str) -> &'static str {
     match section {
         "defaults" => {
-            "Rules for every guarded request, and, under `[[route]]`, for the requests of one route. Weakest first: \
-             the built-in default, the profile's defaults, `[defaults]`, the route's preset, the route's own \
-             keys.\n\n"
+            "Rules for every guarded request, and, under `[[route]]`, for the requests of one route, which takes every \
+             key but `pass_timeout`. Weakest first: the built-in default, the profile's defaults, `[defaults]`, the \
+             route's preset, the route's own keys.\n\n"
         }
         "hook" => {
             "A source of signed webhooks that settle unknown records or effects; see the guide *Settle unknown outcomes by webhook*. \

@@ -271,7 +271,7 @@ fn read_rule(
     }
     if !one_tenant && !texts(&question).any(|text| text.contains("{tenant}")) {
         let problem = "the reconcile rule does not carry {tenant} in `request` or `headers`";
-        let hint = "without it one tenant's answer could settle another's record; with `tenant = none` it may be left out";
+        let hint = "without it one tenant's response could settle another's record; with `tenant = none` it may be left out";
         reader.refuse_with_hint(section.line, problem, hint);
     }
     if let Some(both) = question.executed.iter().find(|status| question.not_executed.contains(status)) {

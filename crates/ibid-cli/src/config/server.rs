@@ -102,7 +102,7 @@ impl ServerConfig {
         if server.max_passed >= server.max_connections {
             warnings.push(format!(
                 "{}: `max_passed` is not below `max_connections`: unguarded requests alone could hold every connection",
-                reader.place(line(&["max_passed", "max_connections"]))
+                reader.position(line(&["max_passed", "max_connections"]))
             ));
         }
         section.finish();

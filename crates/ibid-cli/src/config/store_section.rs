@@ -42,12 +42,12 @@ fn read_store_url(
     flag: Option<&str>,
 ) -> Option<StoreUrl> {
     let flag = flag.map(|value| (value, "--store", "IBID_STORE"));
-    let Some((text, place, line)) = setting(section, reader, "url", flag) else {
+    let Some((text, position, line)) = setting(section, reader, "url", flag) else {
         return section.line_of("url").is_none().then(StoreUrl::default);
     };
     let parsed = StoreUrl::parse(&text);
     if let Err(failure) = &parsed {
-        reader.keep(line, at(&place, failure.clone()));
+        reader.keep(line, at(&position, failure.clone()));
     }
     parsed.ok()
 }

@@ -26,7 +26,7 @@ pub(super) fn read_tenant(
             Some(net) if net.prefix_len() == 0 => {
                 warnings.push(format!(
                     "{}: `trusted` holds `{text}`: everyone may say whose request it is and where it came from",
-                    reader.place(trusted_line)
+                    reader.position(trusted_line)
                 ));
                 nets.push(net);
             }
@@ -38,10 +38,10 @@ pub(super) fn read_tenant(
             ),
         }
     }
-    let Some((text, place, line)) = from else {
+    let Some((text, position, line)) = from else {
         if !is_mistyped {
             let failure = Failure::usage("the gateway needs to know whose keys they are: no tenant is configured")
-                .because("two clients may choose the same key, and without a tenant one would get the other's answer")
+                .because("two clients may choose the same key, and without a tenant one would get the other's response")
                 .hint(
                     "give `--tenant header:x-tenant-id`, `--tenant authorization`, or `--tenant none` if there is \
                      one tenant; or `IBID_TENANT`, or `from` under `[tenant]` in the file",
@@ -69,7 +69,7 @@ pub(super) fn read_tenant(
                 TenantConfigError::HeaderTaken(name) if name == "authorization" => "write `authorization`",
                 _ => "use `header:NAME`, `authorization` or `none`",
             };
-            reader.keep(line, Failure::usage(format!("{place} can't be used: {error}")).hint(hint));
+            reader.keep(line, Failure::usage(format!("{position} can't be used: {error}")).hint(hint));
             None
         }
     }

@@ -32,18 +32,18 @@ impl<'f> Reader<'f> {
     }
 
     /// Returns `file:line`, as compilers write it and editors open it.
-    pub(super) fn place(&self, line: usize) -> String {
+    pub(super) fn position(&self, line: usize) -> String {
         format!("{}:{line}", self.file)
     }
 
     /// Records an error on this line.
     pub(super) fn refuse(&self, line: usize, problem: impl AsRef<str>) {
-        self.keep(line, Failure::usage(format!("{}: {}", self.place(line), problem.as_ref())));
+        self.keep(line, Failure::usage(format!("{}: {}", self.position(line), problem.as_ref())));
     }
 
     /// Records an error on this line, with advice.
     pub(super) fn refuse_with_hint(&self, line: usize, problem: impl AsRef<str>, hint: impl Into<String>) {
-        self.keep(line, Failure::usage(format!("{}: {}", self.place(line), problem.as_ref())).hint(hint));
+        self.keep(line, Failure::usage(format!("{}: {}", self.position(line), problem.as_ref())).hint(hint));
     }
 
     /// Records a finished error. Line 0 sorts before the file and is for flags and variables.
@@ -327,7 +327,7 @@ impl<'r, 'd> Section<'r, 'd> {
             }
             let line = self.reader.line_at(key.span().start);
             let title = schema::title(self.name);
-            let problem = format!("{}: `{name}` is not a key of {title}", self.reader.place(line));
+            let problem = format!("{}: `{name}` is not a key of {title}", self.reader.position(line));
             let failure = Failure::usage(problem)
                 .because("a key that is accepted and ignored would be a rule without effect")
                 .hint(self.unknown_hint(name));
@@ -380,7 +380,8 @@ impl<'r, 'd> Section<'r, 'd> {
     }
 
     fn failure(&self, field: &Field<'_>, problem: &str) -> Failure {
-        let failure = Failure::usage(format!("{}: `{}` {problem}", self.reader.place(field.line), field.key));
+        let failure =
+            Failure::usage(format!("{}: `{}` {problem}", self.reader.position(field.line), field.key));
         match schema::find(self.name, field.key)
             .and_then(|known| defaults::default_of(known.section, known.key))
         {

@@ -25,7 +25,7 @@ impl<'a> ConfigWarning<'a> {
     }
 
     fn warn(&mut self, line: usize, text: String) {
-        self.warnings.push(format!("{}: {text}", self.reader.place(line)));
+        self.warnings.push(format!("{}: {text}", self.reader.position(line)));
     }
 
     pub(super) fn route(&mut self, draft: &RouteDraft, policy: &Policy, horizon: Option<Duration>) {

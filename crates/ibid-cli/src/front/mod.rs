@@ -7,6 +7,18 @@ mod redis;
 mod without_redis;
 
 #[cfg(feature = "redis")]
-pub(crate) use redis::{open_front, place_of};
+pub(crate) use redis::{look_at_front, open_front, place_of};
 #[cfg(not(feature = "redis"))]
-pub(crate) use without_redis::{open_front, place_of};
+pub(crate) use without_redis::{look_at_front, open_front, place_of};
+
+/// Facts about the server of a front.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FrontFacts {
+    pub(crate) version: String,
+    /// `true` if it follows another server.
+    pub(crate) is_replica: bool,
+    /// Value of `maxmemory-policy`; `None` if it can't be read.
+    pub(crate) eviction: Option<String>,
+    /// Bytes that it may use; `None` without a bound.
+    pub(crate) memory_max: Option<u64>,
+}

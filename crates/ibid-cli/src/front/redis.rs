@@ -6,6 +6,7 @@ use ibid::front::SharedCache;
 use ibid::front::redis::{RedisFront, RedisFrontError, RedisFrontOptions};
 use ibid_core::store::Store;
 
+use super::FrontFacts;
 use crate::config::FrontConfig;
 use crate::output::Failure;
 
@@ -13,6 +14,18 @@ use crate::output::Failure;
 pub(crate) fn place_of(url: &str) -> Result<String, Failure> {
     RedisFront::place_of(url)
         .map_err(|error| Failure::usage("is not the URL of a Redis server").because_of(&error))
+}
+
+/// Describes the server of a front.
+pub(crate) async fn look_at_front(config: &FrontConfig) -> Result<FrontFacts, Failure> {
+    let checkup = RedisFront::checkup(config.url.reveal()).await;
+    let facts = checkup.map_err(|error| Failure::world("cannot reach the front").because_of(&error))?;
+    Ok(FrontFacts {
+        version: facts.version,
+        is_replica: facts.is_replica,
+        eviction: facts.eviction,
+        memory_max: facts.memory_max,
+    })
 }
 
 /// Connects to the server. One that does not answer is logged, and the gateway starts without it.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ibid::front::SharedCache;
 use ibid_core::store::Store;
 
+use super::FrontFacts;
 use crate::config::FrontConfig;
 use crate::output::Failure;
 
@@ -12,6 +13,11 @@ use crate::output::Failure;
 pub(crate) fn place_of(_: &str) -> Result<String, Failure> {
     Err(Failure::usage("names a Redis server, and this `ibid` was built without Redis")
         .hint("build it with `--features redis`, or with `all-stores`"))
+}
+
+/// Never called: [`place_of`] has refused the configuration.
+pub(crate) async fn look_at_front(config: &FrontConfig) -> Result<FrontFacts, Failure> {
+    place_of(config.url.reveal()).and(Err(Failure::usage("there is no front")))
 }
 
 /// Never called: [`place_of`] has refused the configuration.

@@ -39,7 +39,7 @@ use super::forward_key::KeyChange;
 use super::connect::Connector;
 use super::fields;
 use super::next_hop::HopNotice;
-use super::tls_failure::TlsFailure;
+use super::tls_error::TlsError;
 use super::upgrade::UpgradeTo;
 use super::upstream_connections::{BoundedConnector, UpstreamConnections};
 use super::upstream_tls::{Offer, TlsSettings, TlsSetupError, UpstreamTls};
@@ -72,7 +72,7 @@ pub(crate) type ForwardBody = Either<Incoming, Full<Bytes>>;
 
 /// The reason why an upstream cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum BadUpstream {
+pub(crate) enum BadUpstreamError {
     #[error("an upstream is `http[s]://host[:port][/path]`, not `{0}`")]
     Address(Uri),
     #[error(transparent)]
@@ -94,7 +94,7 @@ impl Forwarder {
     ///
     /// `http2` demands HTTP/2, in plain text with prior knowledge. Without it a plain upstream gets HTTP/1.1, and one with
     /// TLS gets the version that it chooses.
-    pub(crate) fn new(upstream: Uri, http2: bool, tls: &TlsSettings) -> Result<Forwarder, BadUpstream> {
+    pub(crate) fn new(upstream: Uri, http2: bool, tls: &TlsSettings) -> Result<Forwarder, BadUpstreamError> {
         Forwarder::with_connections(upstream, http2, tls, UpstreamConnections::unbounded())
     }
 
@@ -104,14 +104,16 @@ impl Forwarder {
         http2: bool,
         tls: &TlsSettings,
         connections: UpstreamConnections,
-    ) -> Result<Forwarder, BadUpstream> {
+    ) -> Result<Forwarder, BadUpstreamError> {
         let with_tls = upstream.scheme() == Some(&Scheme::HTTPS);
         let (protocol, offer) = match (http2, with_tls) {
             (true, _) => (Protocol::Http2, Offer::Http2Only),
             (false, true) => (Protocol::Negotiated, Offer::Either),
             (false, false) => (Protocol::Http1, Offer::Http1Only),
         };
-        let Some(base) = Base::new(&upstream, protocol) else { return Err(BadUpstream::Address(upstream)) };
+        let Some(base) = Base::new(&upstream, protocol) else {
+            return Err(BadUpstreamError::Address(upstream));
+        };
         let tls = match with_tls {
             true => Some(UpstreamTls::new(base.authority.host(), tls, offer)?),
             false => None,
@@ -169,7 +171,7 @@ impl Forwarder {
             }
             Err(error) => {
                 let fate = fate_of(&error);
-                match tls_failure(&error) {
+                match tls_error(&error) {
                     Some(failure) => {
                         tracing::warn!(
                             ?fate,
@@ -179,7 +181,7 @@ impl Forwarder {
                         );
                     }
                     None => {
-                        tracing::warn!(?fate, error = &error as &dyn StdError, "the upstream did not answer");
+                        tracing::warn!(?fate, error = &error as &dyn StdError, "upstream did not answer");
                     }
                 }
                 if fate == ExecutionHint::NotExecuted {
@@ -241,7 +243,7 @@ pub(crate) fn timeout_response() -> Response<ForwardBody> {
 }
 
 /// Returns the TLS handshake's failure, if that is why the request was not sent.
-fn tls_failure(error: &legacy::Error) -> Option<&TlsFailure> {
+fn tls_error(error: &legacy::Error) -> Option<&TlsError> {
     error.source().and_then(|source| source.downcast_ref())
 }
 
@@ -500,13 +502,13 @@ impl Problem {
         status: StatusCode::BAD_GATEWAY,
         kind: "urn:ibid:problem:outcome-unknown",
         title: "Outcome unknown",
-        detail: "The upstream did not answer as it should. The request may have been executed.",
+        detail: "The response of the upstream can not be used. The request may have been executed.",
     };
     const TIMED_OUT: Problem = Problem {
         status: StatusCode::GATEWAY_TIMEOUT,
         kind: "urn:ibid:problem:outcome-unknown",
         title: "The outcome of the request is unknown",
-        detail: "The request was sent, and no answer came in time.",
+        detail: "The request was sent, and no response came in time.",
     };
     const OVERLOADED: Problem = Problem {
         status: StatusCode::SERVICE_UNAVAILABLE,

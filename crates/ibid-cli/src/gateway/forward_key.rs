@@ -92,13 +92,8 @@ mod tests {
             policy.forward_key = ForwardKey::parse(rule).unwrap();
             policy.key_from = KeyFrom::parse([key_from]).unwrap();
         });
-        let guarded = GuardedRequest {
-            tenant: Tenant::new("t").unwrap(),
-            key: Key::stored("k").unwrap(),
-            attempt: 1,
-            after: 0,
-            policy: Arc::new(policy),
-        };
+        let (tenant, key) = (Tenant::new("t").unwrap(), Key::stored("k").unwrap());
+        let guarded = GuardedRequest::new(tenant, key, Arc::new(policy));
         let mut headers = HeaderMap::new();
         for (name, value) in sent {
             headers.append(name.parse::<HeaderName>().unwrap(), HeaderValue::from_str(value).unwrap());

@@ -21,7 +21,7 @@ mod replies;
 pub(crate) mod server;
 mod stall;
 pub(crate) mod tenant;
-pub(crate) mod tls_failure;
+pub(crate) mod tls_error;
 mod untrusted_hops;
 mod upgrade;
 mod upstream_connections;
@@ -49,7 +49,7 @@ use hyper::body::Incoming;
 use ibid::engine::StartError;
 use ibid::http::{
     GuardedRequest, IdempotencyLayer, IdempotencyService, MissingIdentityError, PrincipalSource, ReplyBody,
-    ReservedBy, Routes, Rule, TenantSource,
+    Routes, Rule, TenantSource,
 };
 use ibid::upkeep::{self, Schedule};
 use ibid::{Ibid, Settings};
@@ -441,11 +441,9 @@ fn principals(secret: &Secret) -> PrincipalSource {
 }
 
 fn routes(config: &Config) -> Result<Routes, Failure> {
-    let rule = |route: &crate::config::RouteConfig| Rule {
-        reserved_by: ReservedBy::Layer,
-        methods: route.methods.clone(),
-        pattern: route.pattern.clone(),
-        policy: route.guard.then(|| route.policy.clone()),
+    let rule = |route: &crate::config::RouteConfig| {
+        let policy = route.guard.then(|| route.policy.clone());
+        Rule::new(route.methods.clone(), &route.pattern, policy)
     };
     Routes::new(config.defaults.clone(), config.routes.iter().map(rule).collect())
         .map_err(|error| Failure::usage("the routes can't be used").because(error))

@@ -110,7 +110,7 @@ impl HopNotice {
             if self.known.fetch_or(bit(proxy), Ordering::Relaxed) & bit(proxy) == 0 {
                 tracing::info!(
                     hop = proxy.name(),
-                    "the upstream answers through {}: {}",
+                    "upstream answers through {}: {}",
                     proxy.name(),
                     proxy.advice()
                 );

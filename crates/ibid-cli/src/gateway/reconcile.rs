@@ -36,7 +36,7 @@ async fn ask(mut forwarder: Forwarder, doubtful: &UnknownRequest) -> Option<Look
     let question = rule.question.as_ref()?;
     let pattern = rule.route.as_deref().unwrap_or_default();
     let Some(request) = request(question, &Filling::new(doubtful, pattern)) else {
-        tracing::warn!(record = %doubtful.short, "can't be asked about: its key, tenant or path does not fit the question safely");
+        tracing::warn!(record = %doubtful.short, "record can't be looked up: its key, tenant or path does not fit the request safely");
         return None;
     };
     let Ok(mut response) = forwarder.call(request).await;
@@ -56,7 +56,7 @@ async fn ask(mut forwarder: Forwarder, doubtful: &UnknownRequest) -> Option<Look
         let result = ibid::http::read_lookup(response, &doubtful.policy).await;
         return (result != LookupResult::Nothing).then_some(LookupResult::NotExecuted);
     }
-    tracing::warn!(record = %doubtful.short, status, "the upstream answered neither `executed` nor `not_executed`");
+    tracing::warn!(record = %doubtful.short, status, "upstream answered neither `executed` nor `not_executed`");
     None
 }
 

@@ -33,7 +33,7 @@ pub(crate) enum TenantFrom {
 
 /// The reason why a guarded request has no known tenant. No variant carries a value, because it may be a credential.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum TenantRefusal {
+pub(crate) enum RequestTenantError {
     /// No trusted source names the tenant.
     #[error("the request does not say whose it is")]
     Missing,
@@ -97,20 +97,21 @@ impl TenantConfig {
         head: &request::Parts,
         peer: IpAddr,
         secret: &Secret,
-    ) -> Result<Tenant, TenantRefusal> {
+    ) -> Result<Tenant, RequestTenantError> {
         match &self.from {
             TenantFrom::None => Ok(Tenant::only()),
-            TenantFrom::Header(_) if !self.trusts(peer) => Err(TenantRefusal::Missing),
+            TenantFrom::Header(_) if !self.trusts(peer) => Err(RequestTenantError::Missing),
             TenantFrom::Header(name) => {
                 let name = std::str::from_utf8(only_line(&head.headers, name)?);
-                Tenant::new(name.map_err(|_| TenantRefusal::Invalid)?).map_err(|_| TenantRefusal::Invalid)
+                Tenant::new(name.map_err(|_| RequestTenantError::Invalid)?)
+                    .map_err(|_| RequestTenantError::Invalid)
             }
             TenantFrom::Authorization => TenantConfig::principal_of(head, secret),
         }
     }
 
     /// Returns a name for the credential that sent this request, for policies with `bind = "principal"`.
-    pub(crate) fn principal_of(head: &request::Parts, secret: &Secret) -> Result<Tenant, TenantRefusal> {
+    pub(crate) fn principal_of(head: &request::Parts, secret: &Secret) -> Result<Tenant, RequestTenantError> {
         tenant_of_credential(only_line(&head.headers, &AUTHORIZATION)?, secret)
     }
 
@@ -176,36 +177,36 @@ fn header_name(name: &str) -> Result<HeaderName, TenantConfigError> {
     Ok(parsed)
 }
 
-fn only_line<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<&'h [u8], TenantRefusal> {
+fn only_line<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<&'h [u8], RequestTenantError> {
     let mut lines = headers.get_all(name).iter();
-    let line = lines.next().ok_or(TenantRefusal::Missing)?;
+    let line = lines.next().ok_or(RequestTenantError::Missing)?;
     match lines.next() {
-        Some(_) => Err(TenantRefusal::Repeated),
+        Some(_) => Err(RequestTenantError::Repeated),
         None => Ok(line.as_bytes()),
     }
 }
 
 /// Returns `cred-` and a digest under the store's tenant secret. The credential itself is not stored.
-fn tenant_of_credential(line: &[u8], secret: &Secret) -> Result<Tenant, TenantRefusal> {
+fn tenant_of_credential(line: &[u8], secret: &Secret) -> Result<Tenant, RequestTenantError> {
     let line = line.trim_ascii();
     // Schemes are case-insensitive: if an update of a client library changes the case, the tenant stays the same.
     let (scheme, credential) = match line.iter().position(|byte| matches!(byte, b' ' | b'\t')) {
         Some(end) => (line[..end].to_ascii_lowercase(), line[end..].trim_ascii_start()),
         // `Authorization: sk_live_…`: many APIs accept a key without a scheme.
         None if !line.is_empty() && !is_scheme(line) => (Vec::new(), line),
-        None => return Err(TenantRefusal::Invalid),
+        None => return Err(RequestTenantError::Invalid),
     };
     if PER_REQUEST_SCHEMES.iter().any(|known| known.as_bytes() == scheme) {
-        return Err(TenantRefusal::PerRequest);
+        return Err(RequestTenantError::PerRequest);
     }
     if is_jwt_shaped(credential) {
-        return Err(TenantRefusal::Jwt);
+        return Err(RequestTenantError::Jwt);
     }
     // Keyed, because the name is readable in every record: without the secret, a weak password can't be guessed from it.
     let digest = secret.digest(&[b"ibid tenant of credential 2", &scheme, credential]);
     // 128 bits: finding a second credential with the same name is infeasible, and the name stays short in tables.
     let hex = ibid_core::hex::encode(&digest[..16]);
-    Tenant::new(&format!("cred-{hex}")).map_err(|_| TenantRefusal::Invalid)
+    Tenant::new(&format!("cred-{hex}")).map_err(|_| RequestTenantError::Invalid)
 }
 
 /// Returns whether a single word is the name of a scheme, which means that its credential was lost in transit.
@@ -270,12 +271,12 @@ mod tests {
         parts
     }
 
-    fn by_header(lines: &[(&str, &str)], peer: &str) -> Result<String, TenantRefusal> {
+    fn by_header(lines: &[(&str, &str)], peer: &str) -> Result<String, RequestTenantError> {
         let how = TenantConfig::parse("header:X-Tenant-Id").unwrap();
         how.tenant_of(&head(lines), peer.parse().unwrap(), &secret()).map(|tenant| tenant.as_str().to_owned())
     }
 
-    fn by_credential(credential: &str) -> Result<String, TenantRefusal> {
+    fn by_credential(credential: &str) -> Result<String, RequestTenantError> {
         let how = TenantConfig::parse("authorization").unwrap();
         how.tenant_of(&head(&[("authorization", credential)]), LOOPBACK, &secret())
             .map(|t| t.as_str().to_owned())
@@ -288,7 +289,7 @@ mod tests {
             assert_eq!(by_header(&lines, peer), Ok("acme".into()), "{peer}");
         }
         for peer in ["10.0.0.1", "128.0.0.1", "::2", "::ffff:10.0.0.1", "::"] {
-            assert_eq!(by_header(&lines, peer), Err(TenantRefusal::Missing), "{peer}");
+            assert_eq!(by_header(&lines, peer), Err(RequestTenantError::Missing), "{peer}");
         }
     }
 
@@ -314,16 +315,20 @@ mod tests {
 
     #[test]
     fn two_lines_an_empty_one_and_unprintable_ones_are_refused() {
-        assert_eq!(by_header(&[], "::1"), Err(TenantRefusal::Missing));
+        assert_eq!(by_header(&[], "::1"), Err(RequestTenantError::Missing));
         let twice = [("x-tenant-id", "a"), ("x-tenant-id", "a")];
-        assert_eq!(by_header(&twice, "::1"), Err(TenantRefusal::Repeated));
+        assert_eq!(by_header(&twice, "::1"), Err(RequestTenantError::Repeated));
         for value in ["", "a\tb", &"a".repeat(256)] {
-            assert_eq!(by_header(&[("x-tenant-id", value)], "::1"), Err(TenantRefusal::Invalid), "{value:?}");
+            assert_eq!(
+                by_header(&[("x-tenant-id", value)], "::1"),
+                Err(RequestTenantError::Invalid),
+                "{value:?}"
+            );
         }
         let mut latin = head(&[]);
         latin.headers.insert("x-tenant-id", HeaderValue::from_bytes(b"caf\xe9").unwrap());
         let how = TenantConfig::parse("header:x-tenant-id").unwrap();
-        assert_eq!(how.tenant_of(&latin, LOOPBACK, &secret()), Err(TenantRefusal::Invalid));
+        assert_eq!(how.tenant_of(&latin, LOOPBACK, &secret()), Err(RequestTenantError::Invalid));
     }
 
     #[test]
@@ -383,14 +388,14 @@ mod tests {
             "Bearer eyJhbGciOiJkaXIifQ..aXY.Y2lwaGVy.dGFn",
             "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln",
         ] {
-            assert_eq!(by_credential(jwt), Err(TenantRefusal::Jwt), "{jwt}");
+            assert_eq!(by_credential(jwt), Err(RequestTenantError::Jwt), "{jwt}");
         }
         for opaque in
             ["Bearer eyJhbGciOi", "Bearer a.b.c", "Bearer eyJh.b c.d", "Bearer eyJ.b", "Basic dXNlcjpwYXNz"]
         {
             assert!(by_credential(opaque).is_ok(), "{opaque}");
         }
-        assert!(TenantRefusal::Jwt.to_string().contains("header:NAME"));
+        assert!(RequestTenantError::Jwt.to_string().contains("header:NAME"));
     }
 
     #[test]
@@ -398,7 +403,7 @@ mod tests {
         for line in
             ["Digest username=\"a\", response=\"b\"", "AWS4-HMAC-SHA256 Credential=x", "OAuth realm=\"x\""]
         {
-            assert_eq!(by_credential(line), Err(TenantRefusal::PerRequest), "{line}");
+            assert_eq!(by_credential(line), Err(RequestTenantError::PerRequest), "{line}");
         }
     }
 
@@ -413,11 +418,11 @@ mod tests {
     #[test]
     fn only_a_single_whole_credential_names_a_tenant() {
         let how = TenantConfig::parse("authorization").unwrap();
-        assert_eq!(how.tenant_of(&head(&[]), LOOPBACK, &secret()), Err(TenantRefusal::Missing));
+        assert_eq!(how.tenant_of(&head(&[]), LOOPBACK, &secret()), Err(RequestTenantError::Missing));
         let twice = head(&[("authorization", "Bearer a"), ("authorization", "Bearer a")]);
-        assert_eq!(how.tenant_of(&twice, LOOPBACK, &secret()), Err(TenantRefusal::Repeated));
+        assert_eq!(how.tenant_of(&twice, LOOPBACK, &secret()), Err(RequestTenantError::Repeated));
         for line in ["", "Bearer", "basic ", "Digest", "TOKEN"] {
-            assert_eq!(by_credential(line), Err(TenantRefusal::Invalid), "{line:?}");
+            assert_eq!(by_credential(line), Err(RequestTenantError::Invalid), "{line:?}");
         }
     }
 

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::tls_failure::TlsFailure;
+use super::tls_error::TlsError;
 
 /// The parsed and checked `[upstream_tls]`. The default is the system's roots and no client certificate.
 #[derive(Clone, Debug, Default)]
@@ -107,8 +107,8 @@ impl UpstreamTls {
     }
 
     /// Performs the TLS handshake on a new connection. An error proves that no byte of a request was sent.
-    pub(crate) async fn handshake(&self, tcp: TcpStream) -> Result<TlsStream<TcpStream>, TlsFailure> {
-        let failed = |error: io::Error| TlsFailure::explain(&error, &self.server_name);
+    pub(crate) async fn handshake(&self, tcp: TcpStream) -> Result<TlsStream<TcpStream>, TlsError> {
+        let failed = |error: io::Error| TlsError::explain(&error, &self.server_name);
         let started = Instant::now();
         let shake = async {
             let connecting =
@@ -126,10 +126,10 @@ impl UpstreamTls {
         };
         let tls = match tokio::time::timeout(HANDSHAKE_FOR, shake).await {
             Ok(result) => result.map_err(failed)?,
-            Err(_) => return Err(TlsFailure::too_slow(HANDSHAKE_FOR)),
+            Err(_) => return Err(TlsError::too_slow(HANDSHAKE_FOR)),
         };
         if self.offer == Offer::Http2Only && !speaks_http2(&tls) {
-            return Err(TlsFailure::no_http2());
+            return Err(TlsError::no_http2());
         }
         if self.offer == Offer::Either && !speaks_http2(&tls) {
             self.declined_http2.store(true, Ordering::Relaxed);

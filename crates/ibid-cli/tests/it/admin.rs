@@ -270,7 +270,7 @@ async fn a_bulk_act_settles_only_previewed_records(on: On) {
     let retryable = json_of(&get(&gateway, "/v1/records?state=retryable").await);
     assert_eq!(retryable["records"].as_array().map(Vec::len), Some(3));
 }
-on_every_store!(a_bulk_act_settles_only_previewed_records);
+on_every_store!(a_bulk_act_settles_only_previewed_records and mysql);
 
 #[tokio::test]
 async fn lists_take_filters_and_pages_and_refuse_unknown_parameters() {

@@ -222,7 +222,7 @@ fn a_gateway_without_upstream_and_tenant_says_why_it_needs_them() {
     assert_eq!(output.code, 2);
     assert!(output.err.contains("error: the gateway needs an upstream"), "{}", output.err);
     let tenant = "error: the gateway needs to know whose keys they are: no tenant is configured\n  cause: two clients \
-                  may choose the same key, and without a tenant one would get the other's answer\n\nhint: give `--tenant ";
+                  may choose the same key, and without a tenant one would get the other's response\n\nhint: give `--tenant ";
     assert!(output.err.contains(tenant), "{}", output.err);
     let output =
         TestFolder::empty().ibid(&["gateway", "--upstream", "http://127.0.0.1:3000", "--tenant", "someone"]);

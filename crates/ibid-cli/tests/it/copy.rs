@@ -435,15 +435,33 @@ async fn continue_after(step: &'static str, is_closed: bool) {
 /// Rows of the batch that was copied last move on before the copy continues.
 #[tokio::test(flavor = "multi_thread", worker_threads = 8)]
 async fn a_copy_killed_after_any_batch_continues_with_moving_rows() {
-    let worlds = join_all((0..4).map(|_| with_moving_rows())).await.into_iter().enumerate();
+    let worlds = join_all((0..4).map(|_| with_moving_rows(On::Sqlite))).await.into_iter().enumerate();
     let batches = worlds.map(|(passed, world)| tokio::spawn(continue_with_moving_rows(world, passed)));
     for ended in join_all(batches).await {
         ended.expect("it continues");
     }
 }
 
-async fn with_moving_rows() -> World {
-    let world = World::new(On::Sqlite, On::Sqlite).await;
+/// Servers test the fence and replace rows in ways of their own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 8)]
+async fn a_copy_to_a_server_killed_after_a_batch_continues() {
+    let servers = [
+        On::Postgres,
+        #[cfg(feature = "mysql")]
+        On::Mysql,
+    ];
+    // The batch of effects, and that of records.
+    let cases = servers.into_iter().flat_map(|on| [(on, 1), (on, 2)]);
+    let worlds = join_all(cases.map(async |(on, passed)| (with_moving_rows(on).await, passed))).await;
+    let batches =
+        worlds.into_iter().map(|(world, passed)| tokio::spawn(continue_with_moving_rows(world, passed)));
+    for ended in join_all(batches).await {
+        ended.expect("it continues");
+    }
+}
+
+async fn with_moving_rows(to: On) -> World {
+    let world = World::new(On::Sqlite, to).await;
     let mut gateway = start(&world.source);
     gateway.call(&pay("k")).await;
     gateway.call(&pay_with("moving", "cut=read")).await;

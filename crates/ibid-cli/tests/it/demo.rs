@@ -119,8 +119,24 @@ fn the_demo_runs_on_redis() {
     shows_the_gateway_on(&ibid_testkit::redis::Redis::start().url());
 }
 
+/// DynamoDB's library asks for credentials, and DynamoDB Local accepts any.
+#[cfg(feature = "dynamodb")]
+#[test]
+fn the_demo_runs_on_dynamodb() {
+    let server = ibid_testkit::dynamodb::DynamoDb::shared();
+    let (region, endpoint) = (server.region(), server.url());
+    let url = format!("dynamodb://ibid?region={region}&endpoint={endpoint}&shards=4");
+    let login = [("AWS_ACCESS_KEY_ID", "test"), ("AWS_SECRET_ACCESS_KEY", "test")];
+    shows_the_gateway_with(&url, &login);
+}
+
 fn shows_the_gateway_on(url: &str) {
-    let demo = Demo::start(&["--store", url]);
+    shows_the_gateway_with(url, &[]);
+}
+
+/// Runs the gateway's part of the demo, and what it prints, with these variables.
+fn shows_the_gateway_with(url: &str, variables: &[(&str, &str)]) {
+    let demo = Demo::start_with(&["--store", url], variables);
     let has_user = url.contains('@');
     assert_eq!(demo.script.contains(url), !has_user, "such a URL may have a password: {}", demo.script);
     let suffix = demo.script.split("order-1").nth(1).and_then(|rest| rest.split('"').next());
@@ -128,6 +144,8 @@ fn shows_the_gateway_on(url: &str) {
     assert!(suffix.starts_with('-'), "{suffix}");
     let lines: Vec<String> =
         demo.lines().take(10).map(|line| line.replace("\"$STORE\"", &format!("'{url}'"))).collect();
+    let exports: String = variables.iter().map(|(name, value)| format!("export {name}={value}; ")).collect();
+    let lines: Vec<String> = lines.iter().map(|line| format!("{exports}{line}")).collect();
     let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
     gateway(lines.try_into().expect("ten lines"), &suffix);
     demo.stop();
@@ -182,8 +200,13 @@ struct Demo {
 
 impl Demo {
     fn start(more: &[&str]) -> Demo {
+        Demo::start_with(more, &[])
+    }
+
+    fn start_with(more: &[&str], variables: &[(&str, &str)]) -> Demo {
         let child = ibid(&["demo"])
             .args(more)
+            .envs(variables.iter().copied())
             .args(LISTENS.iter().flat_map(|flag| [flag, "127.0.0.1:0"]))
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

@@ -151,7 +151,7 @@ fn doctor_warns_of_an_asynchronous_standby() {
     assert!(setup.ibid(&["migrate", "--store", &url]).status.success());
     let warned = doctor(&setup, &url);
     says(&warned, 1, "replication", "warning", "asynchronous only: `second`");
-    says(&warned, 1, "replication", "warning", "an answer that was replayed once may run again");
+    says(&warned, 1, "replication", "warning", "a request whose response was replayed may run again");
     assert!(text(&warned.stderr).starts_with("error: one thing is not as it should be"), "{warned:?}");
 
     says(&doctor(&setup, &pair.standby.url()), 1, "role", "bad", "a standby");

@@ -47,7 +47,7 @@ async fn until_state(gateway: &Gateway, page: &str, state: &str) -> Value {
 
 const ASYNC: &str = "[defaults]\nanswer = \"async\"\nlease = \"1s\"\n[upkeep]\nsweep_every = \"200ms\"\n";
 
-on_every_store!(an_accepted_request_is_delivered_once);
+on_every_store!(an_accepted_request_is_delivered_once and mysql);
 async fn an_accepted_request_is_delivered_once(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).on(on).config(ASYNC);
@@ -84,7 +84,7 @@ async fn an_accepted_request_is_delivered_once(on: On) {
     assert_eq!(gateway.metric("ibid_reserve_created_total", "").await, 1.0);
 }
 
-on_every_store!(a_later_delivery_sends_the_original_request);
+on_every_store!(a_later_delivery_sends_the_original_request and mysql);
 async fn a_later_delivery_sends_the_original_request(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url())
@@ -133,6 +133,10 @@ fn count_attachments(setup: &Setup, text: &str) -> u32 {
     if let Some(server) = setup.server() {
         let sql = format!("select count(*) from ibid_body where position('{text}'::bytea in data) > 0");
         return server.sql(server.database(), &sql).trim().parse().expect("a number");
+    }
+    if let Some(server) = setup.mariadb() {
+        let sql = format!("select count(*) from ibid_body where instr(data, '{text}') > 0");
+        return server.sql(server.database(), &sql).parse().expect("a number");
     }
     let file = rusqlite::Connection::open(setup.database()).expect("the file is there");
     let sql = "select count(*) from ibid_body where instr(data, cast(?1 as blob)) > 0";
@@ -238,7 +242,7 @@ async fn a_delivery_with_a_lost_response_is_not_repeated() {
     assert_eq!((upstream.executions("k"), upstream.deliveries_begun()), (1, 1));
 }
 
-on_every_store!(a_kill_between_202_and_delivery_loses_nothing);
+on_every_store!(a_kill_between_202_and_delivery_loses_nothing and mysql);
 async fn a_kill_between_202_and_delivery_loses_nothing(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).on(on).config(ASYNC);
@@ -275,7 +279,7 @@ async fn a_kill_during_delivery_is_unknown_and_nothing_is_done_twice(on: On) {
     assert_eq!((upstream.executions("k"), upstream.deliveries_begun()), (1, 1));
 }
 
-on_every_store!(a_kill_before_the_first_byte_may_be_delivered_again);
+on_every_store!(a_kill_before_the_first_byte_may_be_delivered_again and mysql);
 async fn a_kill_before_the_first_byte_may_be_delivered_again(on: On) {
     let upstream = Upstream::start().await;
     let config = ASYNC.replace("lease", "on_lapse = \"retry\"\nlease");
@@ -292,7 +296,7 @@ async fn a_kill_before_the_first_byte_may_be_delivered_again(on: On) {
     assert_eq!((upstream.executions("k"), upstream.deliveries_begun()), (1, 1));
 }
 
-on_every_store!(of_two_gateways_on_one_store_exactly_one_delivers);
+on_every_store!(of_two_gateways_on_one_store_exactly_one_delivers and mysql);
 async fn of_two_gateways_on_one_store_exactly_one_delivers(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).on(on).config(&ASYNC.replace("lease = \"1s\"", ""));
@@ -348,7 +352,7 @@ async fn kills_under_load_lose_nothing_and_do_nothing_twice(on: On) {
 
 const KILLS: usize = 8;
 
-on_every_store!(another_gateway_delivers_after_a_kill);
+on_every_store!(another_gateway_delivers_after_a_kill and mysql);
 async fn another_gateway_delivers_after_a_kill(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).on(on).config(ASYNC);

@@ -32,7 +32,7 @@ fn assert_equal(answers: &[TestResponse], body: &str) {
     assert_eq!(answers.iter().filter(|answer| !is_replay(answer)).count(), 1);
 }
 
-on_every_store!(forty_connections_with_one_key_execute_once);
+on_every_store!(forty_connections_with_one_key_execute_once and mysql);
 async fn forty_connections_with_one_key_execute_once(on: On) {
     let (upstream, _setup, gateway) = world_on(on).await;
     let request = pay("forty").fixture("gate;status=201;body=paid");

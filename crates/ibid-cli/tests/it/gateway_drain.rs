@@ -84,7 +84,7 @@ async fn a_request_that_never_ends_does_not_keep_the_process() {
     assert_eq!(upstream.deliveries_begun(), 1);
 }
 
-on_every_store!(a_paused_gateway_continues_where_it_stopped);
+on_every_store!(a_paused_gateway_continues_where_it_stopped and mysql);
 async fn a_paused_gateway_continues_where_it_stopped(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url())

@@ -4,6 +4,7 @@ use std::process::Command;
 
 use ibid_testkit::client::{TestRequest, TestResponse};
 use ibid_testkit::program::{Launch, Program};
+use ibid_testkit::redis::Redis;
 use ibid_testkit::upstream::Upstream;
 
 use crate::harness::{Gateway, On, Setup, assert_problem, is_replay, until_async};
@@ -266,4 +267,28 @@ async fn a_front_that_could_use_up_a_begin_is_refused() {
         "[store]\nbegin_timeout = \"1s\"\n[front]\nurl = \"redis://127.0.0.1/\"\ntimeout = \"251ms\"\n";
     let refused = Setup::before("http://127.0.0.1:1").config(config).expect_refusal();
     refused.assert_error(2, "`timeout`", "begin_timeout", "250ms");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn doctor_looks_at_the_front() {
+    let mut front = Redis::start_with(&[("maxmemory", "100mb"), ("maxmemory-policy", "allkeys-lru")]);
+    let setup = Setup::before("");
+    std::fs::write(setup.folder().join("ibid.toml"), config(&front.url(), "60s")).expect("it is written");
+    assert!(setup.ibid(&["migrate", "--store", &setup.store()]).status.success());
+    let finding = || {
+        let output = setup.ibid(&["doctor", "--store", &setup.store(), "--json"]);
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let checks = report["checks"].as_array().expect("a list");
+        checks.iter().find(|check| check["check"] == "front").expect("it is looked at").clone()
+    };
+    let good = finding();
+    assert_eq!(good["result"], "ok", "{good}");
+    assert!(good["found"].as_str().is_some_and(|found| found.contains("allkeys-lru")), "{good}");
+    front.set("maxmemory-policy", "noeviction");
+    let full = finding();
+    assert_eq!(full["result"], "warning", "{full}");
+    front.kill();
+    let away = finding();
+    assert_eq!(away["result"], "warning", "{away}");
+    assert!(away["found"].as_str().is_some_and(|found| found.contains("no answer")), "{away}");
 }

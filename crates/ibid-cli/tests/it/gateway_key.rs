@@ -46,19 +46,19 @@ async fn requests_without_a_key_are_counted() {
     assert!(page.contains("ibid_without_key_total{route=\"*\"} 0"), "{page}");
     assert!(!page.contains("ibid_without_key_total{route=\"/strict\"}"), "{page}");
     assert_eq!(gateway.call(&json("/tasks", r#"{"a":1}"#)).await.status, 200);
-    assert!(!gateway.log().contains("in another place"), "{}", gateway.log());
+    assert!(!gateway.log().contains("carries one elsewhere"), "{}", gateway.log());
     for _ in 0..2 {
         let tokened = json("/tasks", r#"{"clientToken":"canary-1","a":1}"#);
         assert_eq!(gateway.call(&tokened).await.status, 200);
-        gateway.wait_for_log("place=body:/clientToken").await;
+        gateway.wait_for_log("source=body:/clientToken").await;
         let paypal = json("/orders", "{}").header("PayPal-Request-Id", "canary-2");
         assert_eq!(gateway.call(&paypal).await.status, 200);
-        gateway.wait_for_log("place=header:paypal-request-id").await;
+        gateway.wait_for_log("source=header:paypal-request-id").await;
     }
     assert_eq!(gateway.call(&json("/tasks", "{}").key("k")).await.status, 200);
     assert_eq!((count("*").await, count("/orders").await), (3.0, 2.0));
     let log = gateway.log();
-    assert_eq!(log.matches("in another place").count(), 2, "once for each route: {log}");
+    assert_eq!(log.matches("carries one elsewhere").count(), 2, "once for each route: {log}");
     assert!(!log.contains("canary"), "{log}");
     assert_problem(&gateway.call(&json("/strict", "{}")).await, 400, "key-missing");
     assert_eq!(upstream.total(), 6);

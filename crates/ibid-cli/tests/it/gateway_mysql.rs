@@ -94,7 +94,7 @@ async fn a_killed_server_executes_nothing_and_forgets_nothing() {
         (gateway.call(&pay("after")).await.status == 201).then_some(())
     })
     .await;
-    assert!(is_replay(&gateway.call(&pay("before")).await), "what was answered is kept");
+    assert!(is_replay(&gateway.call(&pay("before")).await), "a response that was sent is kept");
     assert_eq!(upstream.executions("after"), 1);
 }
 

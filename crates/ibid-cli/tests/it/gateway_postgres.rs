@@ -98,7 +98,7 @@ async fn an_outage_of_the_server_executes_nothing_and_ends_by_itself() {
         (gateway.call(&pay("after")).await.status == 201).then_some(())
     })
     .await;
-    assert!(is_replay(&gateway.call(&pay("before")).await), "what was answered is kept");
+    assert!(is_replay(&gateway.call(&pay("before")).await), "a response that was sent is kept");
     assert!(!gateway.log().contains("hunter2"), "no password in the log: {}", gateway.log());
 }
 

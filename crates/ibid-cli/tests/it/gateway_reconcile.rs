@@ -166,7 +166,7 @@ async fn of_two_gateways_on_one_store_one_settles_each_record(on: On) {
     assert_eq!(first.1 + second.1, 12.0, "each settled once: {first:?}, {second:?}");
 }
 
-on_every_store!(a_gateway_killed_during_a_lookup_loses_nothing);
+on_every_store!(a_gateway_killed_during_a_lookup_loses_nothing and mysql);
 async fn a_gateway_killed_during_a_lookup_loses_nothing(on: On) {
     let upstream = Upstream::start().await;
     upstream.behave("gate");
@@ -218,7 +218,7 @@ async fn a_record_is_looked_up_by_the_rule_it_was_begun_with() {
     second.wait_for_log("no reconcile rule for every other guarded request").await;
 }
 
-on_every_store!(an_operator_sweeps_and_reconciles_without_a_gateway);
+on_every_store!(an_operator_sweeps_and_reconciles_without_a_gateway and mysql);
 async fn an_operator_sweeps_and_reconciles_without_a_gateway(on: On) {
     let upstream = Upstream::start().await;
     upstream.behave("body=paid");
@@ -279,7 +279,7 @@ fn lost(key: &str) -> TestRequest {
     TestRequest::post("/payments").key(key).fixture("cut=read").body("{}")
 }
 
-/// The same request with a working upstream, for retries.
+/// A retry of [`lost`], with a working upstream.
 fn pay(key: &str) -> TestRequest {
     TestRequest::post("/payments").key(key).fixture("status=201").body("{}")
 }

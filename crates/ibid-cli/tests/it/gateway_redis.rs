@@ -2,6 +2,7 @@
 
 use ibid_testkit::client::TestRequest;
 use ibid_testkit::redis::{Redis, RedisCluster};
+use ibid_testkit::tcp_hop::TcpHop;
 use ibid_testkit::upstream::Upstream;
 
 use crate::harness::{Setup, assert_problem, is_replay, until_async};
@@ -111,6 +112,8 @@ async fn a_full_redis_refuses_new_keys_and_answers_stored_ones() {
             assert_problem(&second.call(&pay(&format!("new-{key}"))).await, 503, "store-unavailable");
         }
         assert_eq!(second.metric("ibid_breaker_open", "").await, 0.0);
+        // An orchestrator would send it no retries of stored keys otherwise.
+        assert_eq!(second.page("/readyz").await.text(), "ready\n");
         let again = second.call(&pay("stored")).await;
         assert!(is_replay(&again) && again.text() == "paid", "its own cache has never had it: {again:?}");
         upstream.gate().open();
@@ -140,6 +143,56 @@ async fn a_redis_that_became_weaker_begins_nothing_and_is_called_weak() {
     assert_eq!(policy["durability"], "weak");
     assert!(is_replay(&second.call(&pay("stored")).await), "a stored key is answered");
     assert_eq!(upstream.total(), 1);
+}
+
+/// A failover loses what the replica lacks, which `durability=weak` accepts. Everything else runs once, through the same URL.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_promoted_redis_runs_only_lost_keys_again() {
+    let upstream = Upstream::start().await;
+    let mut primary = Redis::start();
+    let replica = primary.replica();
+    let name = TcpHop::start(primary.port()).await;
+    let setup = Setup::before(&upstream.url())
+        .store_at(&format!("redis://127.0.0.1:{}?durability=weak", name.port()))
+        .config("[store]\nbegin_timeout = \"2s\"\n");
+    let gateway = setup.start();
+    let keys = |kind: &str| -> Vec<String> { (0..20).map(|number| format!("{kind}-{number}")).collect() };
+    let (copied, lagging) = (keys("copied"), keys("lagging"));
+    for key in &copied {
+        assert_eq!(gateway.call(&pay(key)).await.status, 201);
+    }
+    let offset = |server: &Redis, name| server.info(name).parse::<u64>().expect("an offset");
+    let written = offset(&primary, "master_repl_offset");
+    until_async("the replica has them", async || {
+        (offset(&replica, "slave_repl_offset") >= written).then_some(())
+    })
+    .await;
+    // The replica loses sight of its primary, which confirms more.
+    assert_eq!(replica.cli(&["REPLICAOF", "127.0.0.1", "1"]), "OK");
+    for key in &lagging {
+        assert_eq!(gateway.call(&pay(key)).await.status, 201);
+    }
+    primary.kill();
+    assert_eq!(replica.cli(&["REPLICAOF", "NO", "ONE"]), "OK");
+    name.lead_to(replica.port());
+    until_async("the gateway uses the promoted server", async || {
+        (gateway.call(&pay("after")).await.status == 201).then_some(())
+    })
+    .await;
+    // The first gateway has the responses in its cache; this one asks the promoted server.
+    let fresh = setup.start();
+    for key in copied.iter().chain(&lagging) {
+        for gateway in [&fresh, &gateway] {
+            assert_eq!(gateway.call(&pay(key)).await.status, 201, "{key}");
+        }
+    }
+    let executions = |keys: &[String]| keys.iter().map(|key| upstream.executions(key)).collect::<Vec<_>>();
+    assert_eq!(executions(&copied), [1; 20], "what the replica had ran once");
+    assert_eq!(executions(&lagging), [2; 20], "what it lacked ran once more, and not for each gateway");
+    assert_eq!(upstream.executions("after"), 1);
+    let policy = fresh.call(&TestRequest::get("/.ibid/policy")).await;
+    let policy: serde_json::Value = serde_json::from_slice(&policy.body).expect("JSON");
+    assert_eq!(policy["durability"], "weak", "the loss is declared");
 }
 
 #[test]

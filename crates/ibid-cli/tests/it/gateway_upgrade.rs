@@ -176,7 +176,7 @@ struct Load {
 
 #[derive(Default)]
 struct LoadState {
-    /// Where requests go. A client holds the lock until it has the response.
+    /// Addresses that requests go to. A client holds the lock until it has the response.
     gateways: RwLock<Vec<SocketAddr>>,
     /// Keys whose response both requests got.
     done: Mutex<Vec<String>>,

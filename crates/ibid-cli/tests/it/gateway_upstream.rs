@@ -24,7 +24,7 @@ async fn stays_unknown(gateway: &Gateway, request: &TestRequest) {
     }
 }
 
-on_every_store!(a_response_lost_after_sending_leaves_the_outcome_unknown);
+on_every_store!(a_response_lost_after_sending_leaves_the_outcome_unknown and mysql);
 async fn a_response_lost_after_sending_leaves_the_outcome_unknown(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).on(on);
@@ -224,7 +224,7 @@ async fn an_outcome_that_becomes_unknown_is_logged_and_counted() {
     assert_problem(&gateway.call(&pay("k2", "cut=read")).await, 502, "outcome-unknown");
     gateway.wait_for_log("cause=reset").await;
     let log = gateway.log();
-    let lines: Vec<_> = log.lines().filter(|line| line.contains("an outcome is unknown")).collect();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("outcome unknown;")).collect();
     assert_eq!(lines.len(), 2, "{log}");
     for (line, cause) in lines.iter().zip(["cause=status_503", "cause=reset"]) {
         assert!(line.contains("WARN") && line.contains(cause) && line.contains("method=POST"), "{line}");

@@ -25,6 +25,8 @@ pub(crate) enum On {
     Mysql,
     #[cfg(feature = "redis")]
     Redis,
+    #[cfg(feature = "dynamodb")]
+    Dynamodb,
 }
 
 /// Makes one test per kind of store from an `async fn(On)`. `and mysql` adds MySQL to a test that does not
@@ -77,9 +79,9 @@ pub(crate) struct Setup {
     database: PathBuf,
     /// A PostgreSQL server and the URL of the store on it, instead of the SQLite file.
     server: Option<Arc<Postgres>>,
-    /// The same for MariaDB.
+    /// A MariaDB server with the store, instead of the SQLite file.
     mariadb: Option<Arc<MariaDb>>,
-    /// The same for Redis.
+    /// A Redis server with the store, instead of the SQLite file.
     redis: Option<Arc<Mutex<Redis>>>,
     url: Option<String>,
     variables: Vec<(String, String)>,
@@ -113,6 +115,7 @@ impl Setup {
         self.on_server((on == On::Postgres).then(Postgres::shared))
             .on_mariadb(on, MariaDb::shared)
             .on_redis(on)
+            .on_dynamodb(on)
     }
 
     /// Uses another kind of store, on a server without the transactions of other tests.
@@ -157,6 +160,24 @@ impl Setup {
         self
     }
 
+    /// Uses a new table, with the least skew and as few shards as a test machine can ask.
+    #[cfg(feature = "dynamodb")]
+    fn on_dynamodb(self, on: On) -> Setup {
+        if on != On::Dynamodb {
+            return self;
+        }
+        let server = ibid_testkit::dynamodb::DynamoDb::shared();
+        let (region, endpoint) = (server.region(), server.url());
+        self.store_at(&format!("dynamodb://ibid?region={region}&endpoint={endpoint}&skew_max=5s&shards=4"))
+            .variable("AWS_ACCESS_KEY_ID", "test")
+            .variable("AWS_SECRET_ACCESS_KEY", "test")
+    }
+
+    #[cfg(not(feature = "dynamodb"))]
+    fn on_dynamodb(self, _: On) -> Setup {
+        self
+    }
+
     /// Sends `kill -9` to the Redis server of the store and starts it again. Returns whether there is one.
     pub(crate) fn restart_redis(&self) -> bool {
         let Some(server) = &self.redis else { return false };
@@ -175,6 +196,11 @@ impl Setup {
     /// Returns the PostgreSQL server of the store, if it has one.
     pub(crate) fn server(&self) -> Option<&Postgres> {
         self.server.as_deref()
+    }
+
+    /// Returns the MariaDB server of the store, if it has one.
+    pub(crate) fn mariadb(&self) -> Option<&MariaDb> {
+        self.mariadb.as_deref()
     }
 
     /// Sets the text of `ibid.toml`.

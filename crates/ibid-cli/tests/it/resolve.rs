@@ -51,7 +51,7 @@ async fn lost(gateway: &Gateway, key: &str) {
     assert_problem(&gateway.call(&pay(key, "cut=read")).await, 502, "outcome-unknown");
 }
 
-/// Inserts a dead effect of this record into the outbox and returns its place.
+/// Inserts a dead effect of this record into the outbox and returns its number.
 pub(crate) fn dead_effect(setup: &Setup, record: &str, name: &str) -> i64 {
     let bytes = |at: usize| u8::from_str_radix(&record[at..at + 2], 16).expect("hex digits");
     let id: Vec<u8> = (0..record.len()).step_by(2).map(bytes).collect();

@@ -1,6 +1,6 @@
 """boto3: the client token is `clientToken` in ECS's JSON body, and `ClientToken` in EC2's form. boto3 makes it.
 
-Each request is signed anew, so a header names the tenant.
+Each request has another signature, so a header names the tenant.
 """
 
 import sys

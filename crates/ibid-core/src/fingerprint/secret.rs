@@ -97,6 +97,11 @@ impl Secrets {
         Ok(Secrets(secrets))
     }
 
+    /// Returns the id of the secret that new fingerprints are made with.
+    pub fn newest_id(&self) -> SecretId {
+        self.newest().id
+    }
+
     pub(super) fn newest(&self) -> &Secret {
         // `new` refuses an empty list, and nothing removes from it.
         &self.0[0]

@@ -81,6 +81,16 @@ impl EffectState {
         self == EffectState::Done
     }
 
+    /// Returns whether it is not known if the call was made.
+    pub fn is_unknown(self) -> bool {
+        self == EffectState::Unknown
+    }
+
+    /// Returns whether evidence from outside may settle the effect now: no worker holds it, and it is neither over nor dead.
+    pub fn waits_for_evidence(self) -> bool {
+        matches!(self, EffectState::Queued | EffectState::Unknown)
+    }
+
     /// Returns whether an operator discarded the effect, so that its call will not be made.
     pub fn is_discarded(self) -> bool {
         self == EffectState::Discarded
@@ -363,6 +373,15 @@ mod tests {
         for event in all {
             assert_eq!(next_state(Done, Doubt::Repeat, event), None, "{event:?}");
             assert_eq!(next_state(Discarded, Doubt::Repeat, event), None, "{event:?}");
+        }
+    }
+
+    #[test]
+    fn an_effect_waits_for_evidence_where_a_webhook_may_settle_it() {
+        for state in EffectState::ALL {
+            let settles = next_state(state, Doubt::Stop, Verified(Some(true))) == Some(Done);
+            // A worker that holds the effect looks for evidence itself, at the end of its claim.
+            assert_eq!(state.waits_for_evidence(), settles && state != EffectState::LEASED, "{state:?}");
         }
     }
 

@@ -8,10 +8,10 @@
 #![expect(clippy::exhaustive_enums, reason = "a caller has to act on every verdict")]
 
 mod attempt;
+mod client_view;
 mod effect;
 mod evidence;
 mod request;
-mod status;
 mod upkeep;
 
 use std::sync::Arc;
@@ -20,13 +20,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
+pub use client_view::{ClientView, describe};
 pub use effect::{
     ClaimReason, Doubt, Effect, EffectEvent, EffectState, EffectVerdict, change_effect, decide_effect,
 };
 pub use evidence::{EvidenceVerdict, judge_effect, judge_record};
 pub use request::holds_key;
-pub use status::{StatusView, describe};
-pub use upkeep::may_be_looked_up;
+pub use upkeep::{DELIVERED_STATE, LOOKUP_STATE, OVERDUE_STATES, SWEPT_STATES, may_be_looked_up};
 
 use crate::change::{BodyKind, Change, Draft, Expect, History, HistoryKind, InstantChange, StoredBody};
 use crate::effect::KEY_WINDOW;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{
-    BeginRequest, Decision, Intent, StatusView, Verdict, change, describe, draft_of, draft_with_time_left,
+    BeginRequest, ClientView, Decision, Intent, Verdict, change, describe, draft_of, draft_with_time_left,
     mark_freed, shorten_retention, upkeep, write,
 };
 use crate::change::{BodyKind, Change, Draft, Expect, InstantChange, StoredBody};
@@ -24,22 +24,22 @@ pub(super) fn decide(record: Option<&Record>, ask: &BeginRequest, role: Intent, 
         return begin(ask, role, Expect::Version(record.version));
     }
     match describe(record, now) {
-        StatusView::Expired => Verdict::Keep(Decision::Expired),
+        ClientView::Expired => Verdict::Keep(Decision::Expired),
         // In every state, so that 422 wins over 409 and over `unknown`.
         _ if !ask.matches_request_of(record) => Verdict::Keep(Decision::Mismatch),
-        StatusView::NotRetained => Verdict::Keep(Decision::NotRetained),
-        StatusView::Stored => Verdict::Keep(Decision::Replay),
-        StatusView::Unknown { settles_by } => Verdict::Keep(Decision::Unknown { until: settles_by }),
+        ClientView::NotRetained => Verdict::Keep(Decision::NotRetained),
+        ClientView::Stored => Verdict::Keep(Decision::Replay),
+        ClientView::Unknown { settles_by } => Verdict::Keep(Decision::Unknown { until: settles_by }),
         // The provider may have forgotten the key of the in-doubt call, so another run could not settle it.
-        StatusView::Retryable if upkeep::is_past_key_window(record, now) => {
+        ClientView::Retryable if upkeep::is_past_key_window(record, now) => {
             end_run(record, upkeep::mark_key_forgotten(record, ask.nonce), now)
         }
         // Nothing was executed, and no request holds the key. The next request may be a different one and must not
         // inherit the downstream keys of the first, so it begins a new generation.
-        StatusView::Retryable if record.fingerprint.is_none() => {
+        ClientView::Retryable if record.fingerprint.is_none() => {
             begin(ask, role, Expect::Version(record.version))
         }
-        StatusView::Retryable => match role {
+        ClientView::Retryable => match role {
             Intent::MayRun | Intent::MayRunNoTakeover if ask.later.is_some() => {
                 let mut draft = draft_of(record);
                 draft.flags = Flags::default();
@@ -53,11 +53,11 @@ pub(super) fn decide(record: Option<&Record>, ask: &BeginRequest, role: Intent, 
             ),
             Intent::ReadOnly => Verdict::Keep(Decision::Free),
         },
-        StatusView::Open if record.state == State::Pending => {
+        ClientView::Open if record.state == State::Pending => {
             Verdict::Keep(Decision::Wait { overlong: false })
         }
-        StatusView::Open if record.is_due(now) => decide_lapsed(record, ask, role, now),
-        StatusView::Open => {
+        ClientView::Open if record.is_due(now) => decide_lapsed(record, ask, role, now),
+        ClientView::Open => {
             let left = record.due_at.map(|due| due.since(now));
             Verdict::Keep(Decision::Wait { overlong: left.is_some_and(|left| left > record.policy.lease) })
         }

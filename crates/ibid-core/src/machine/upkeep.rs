@@ -20,6 +20,16 @@ use crate::refusal::Refusal;
 use crate::response::Response;
 use crate::time::Timestamp;
 
+/// The states in which the sweeper looks for due records: lapsed leases, and in-doubt calls whose client has not retried.
+pub const SWEPT_STATES: [State; 2] = [State::InProgress, State::Retryable];
+
+/// The state in which the deliverer looks for accepted requests.
+pub const DELIVERED_STATE: State = State::Pending;
+
+/// The states in which the reaper looks for records that nothing settled in their time: accepted requests that were never claimed,
+/// and unknown outcomes.
+pub const OVERDUE_STATES: [State; 2] = [State::Pending, State::Unknown];
+
 /// Decides on [`Event::Claim`](super::Event::Claim): a worker claims a pending record.
 ///
 /// A record past its pending deadline does not run any more, because its client knows the deadline.
@@ -220,6 +230,9 @@ pub(super) fn expire_unknown(record: Option<&Record>, nonce: Nonce, now: Timesta
         _ => Verdict::Keep(Decision::Ignored),
     }
 }
+
+/// State of the records that a reconciler looks up, while it [may](may_be_looked_up).
+pub const LOOKUP_STATE: State = State::Unknown;
 
 /// Returns whether a reconciler may still look up an unknown record.
 pub fn may_be_looked_up(record: &Record) -> bool {

@@ -1,7 +1,7 @@
 //! The node's clock against the service's `Date`, which a proxy adds.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -195,6 +195,78 @@ async fn a_node_whose_clock_is_fast_finds_no_live_result_expired() {
     assert!(!stored.record.is_expired(stored.now), "{:?} {:?}", stored.now, stored.record.expires_at);
     let left = stored.record.expires_at.expect("it ends").since(stored.now);
     assert!(left < HOUR + 10 * LEASE, "it counts from the service's time: {left:?}");
+}
+
+/// The service refuses a signature whose time is five minutes off, before it looks at the request.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signature_refused_because_of_the_clock_is_tried_again() {
+    let server = DynamoDb::shared();
+    let refusals = Arc::new(AtomicI64::new(0));
+    let (left, shift) = (refusals.clone(), Arc::new(AtomicI64::new(0)));
+    let date = shift.clone();
+    let proxy = server.proxy(move |_| {
+        let shift = date.load(Ordering::SeqCst);
+        match left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| (left > 0).then(|| left - 1)) {
+            Ok(_) => ProxyAction::error_at("InvalidSignatureException", shift),
+            Err(_) => ProxyAction::date(shift),
+        }
+    });
+    let (config, options) = (sdk_config_via(&proxy, &server), patient(&NodeClock::default()));
+    create_table(&config, &options).await.expect("the table is created");
+    let store = DynamoStore::open_with(&config, options.clone()).await.expect("it opens");
+    let running = put(&store, &fresh(&TestRecord::fresh(), LEASE)).await.record;
+    shift.store(600, Ordering::SeqCst);
+    refusals.store(1, Ordering::SeqCst);
+    let finish = Arc::new(finish_with(&running, b"done"));
+    let error = store.commit(finish.clone(), None).await.expect_err("its signature is refused");
+    assert!(error.is_transient() && error.is_unwritten(), "{error:?}");
+    assert!(matches!(commit(&store, &finish).await, Commit::Done(_)), "the next one is signed right");
+
+    // A node that starts says what is wrong.
+    refusals.store(1, Ordering::SeqCst);
+    let refused = DynamoStore::open_with(&config, options.clone()).await;
+    assert!(matches!(refused, Err(OpenError::ClockOff { .. })), "{refused:?}");
+
+    // With a clock that is right, the secret key is wrong, and no later try helps.
+    shift.store(0, Ordering::SeqCst);
+    let store = DynamoStore::open_with(&config, options).await.expect("it opens");
+    refusals.store(1, Ordering::SeqCst);
+    let error = store.load(running.id).await.expect_err("its signature is refused");
+    assert!(!error.is_transient(), "{error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_replies_lose_their_date_gives_no_lease() {
+    let server = DynamoDb::shared();
+    let has_date = Arc::new(AtomicBool::new(true));
+    let dated = has_date.clone();
+    let proxy = server.proxy(move |_| match dated.load(Ordering::SeqCst) {
+        true => ProxyAction::date(0),
+        false => ProxyAction::Pass,
+    });
+    let clock = NodeClock::default();
+    let options = patient(&clock).with(|options| options.clock_proven_for = Duration::from_millis(200));
+    let store = open_with(&sdk_config_via(&proxy, &server), options).await;
+    let begin = || Arc::new(fresh(&TestRecord::fresh(), LEASE));
+    // On a busy machine a reply may take longer than the proof counts.
+    let running = loop {
+        let change = begin();
+        match store.commit(change.clone(), None).await {
+            Ok(_) => break load(&store, change.id).await.expect("it is there").record,
+            Err(error) => assert!(error.is_transient(), "{error:?}"),
+        }
+    };
+    has_date.store(false, Ordering::SeqCst);
+    while store.commit(begin(), None).await.is_ok() {}
+    for _ in 0..3 {
+        let error = store.commit(begin(), None).await.expect_err("nothing proves the clock right");
+        assert!(error.is_transient() && error.is_unsent(), "{error:?}");
+    }
+    assert_eq!(store.clock_state(), ClockState::Unproven);
+    let done = commit(&store, &finish_with(&running, b"done")).await;
+    assert!(matches!(done, Commit::Done(_)), "a result is always stored: {done:?}");
+    has_date.store(true, Ordering::SeqCst);
+    while store.commit(begin(), None).await.is_err() {}
 }
 
 /// Returns an accepted request: due at once, without a lease.

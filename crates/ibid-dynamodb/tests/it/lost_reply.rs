@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ibid_core::change::{Change, Commit, HistoryKind};
+use ibid_core::change::{Change, Commit, Expect, HistoryKind};
 use ibid_core::store::{BrowseStore, Store};
 use ibid_dynamodb::NodeClock;
 use ibid_testkit::contract::{TestRecord, commit, finish_with, fresh, load, response, telling};
@@ -52,4 +52,39 @@ async fn a_write_whose_reply_is_lost_finds_itself_and_writes_once() {
     send_lost(&finish).await;
     assert_eq!(load(&store, begin.id).await.expect("it is there").body(), Some(&large[..]));
     assert_eq!(items(&server, "b#").await.len(), 3, "its parts, once");
+}
+
+/// A line without a record has no condition that would refuse it the second time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_whose_reply_is_lost_is_written_once() {
+    let server = DynamoDb::shared();
+    let loses = Arc::new(AtomicBool::new(false));
+    let armed = loses.clone();
+    let proxy = server.proxy(move |request| {
+        match request.operation == "TransactWriteItems" && armed.swap(false, Ordering::SeqCst) {
+            true => ProxyAction::LoseReply,
+            false => ProxyAction::Pass,
+        }
+    });
+    let clock = NodeClock::default();
+    let store = open_via(&proxy, &server, &clock).await;
+    let begun = fresh(&TestRecord::fresh(), Duration::from_secs(60));
+    assert!(matches!(commit(&store, &begun).await, Commit::Done(_)));
+    let line = |detail: &str| {
+        let change =
+            Change { draft: None, expect: Expect::Anything, ..fresh(&TestRecord::fresh(), Duration::ZERO) };
+        telling(Change { id: begun.id, ..change }, HistoryKind::LateAnswer, detail)
+    };
+    let late = line("first");
+    loses.store(true, Ordering::SeqCst);
+    let error = store.commit(Arc::new(late.clone()), None).await.expect_err("no reply came");
+    assert!(!error.is_unwritten(), "{error:?}");
+    // Another line comes before the first one is sent again.
+    clock.advance(Duration::from_secs(1));
+    assert!(matches!(commit(&store, &line("second")).await, Commit::Done(_)));
+    clock.advance(Duration::from_secs(1));
+    assert!(matches!(commit(&store, &late).await, Commit::Done(_)));
+    let history = store.history(begun.id).await.expect("it answers");
+    let details: Vec<&str> = history.iter().map(|line| &line.detail[..]).collect();
+    assert_eq!(details, ["first", "second"], "each once, in the order in which they were first sent");
 }

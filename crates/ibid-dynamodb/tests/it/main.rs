@@ -10,3 +10,4 @@ mod lost_reply;
 mod nodes;
 mod open;
 mod throttling;
+mod unsent;

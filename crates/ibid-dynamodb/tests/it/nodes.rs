@@ -33,7 +33,7 @@ async fn of_many_begins_on_many_nodes_one_wins() {
         let name = TestRecord::fresh();
         let begins: Vec<_> = (0..40).map(|_| fresh(&name, Duration::from_secs(60))).collect();
         let fates =
-            begins.iter().enumerate().map(|(place, begin)| commit(&nodes[place % nodes.len()], begin));
+            begins.iter().enumerate().map(|(index, begin)| commit(&nodes[index % nodes.len()], begin));
         let fates = join_all(fates).await;
         assert_eq!(fates.iter().filter(|fate| matches!(fate, Commit::Done(_))).count(), 1);
         let stored = nodes[0].load(name.id).await.expect("it answers").expect("one won");

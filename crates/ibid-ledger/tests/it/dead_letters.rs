@@ -25,13 +25,7 @@ fn because(reason: &str) -> OperatorAction {
 
 /// Returns the differences between their lines with these keys and ours, which has `a`.
 fn differences(theirs: &[&str]) -> Vec<LedgerDifference> {
-    let line = |number, key: &str| LedgerLine {
-        number,
-        key: key.to_owned(),
-        values: Vec::new(),
-        open: false,
-        partial: false,
-    };
+    let line = |number, key: &str| LedgerLine::new(number, key, Vec::new());
     let mut comparison = Comparison::new(Vec::new());
     comparison.ours(line(1, "a")).unwrap();
     for (number, key) in (1..).zip(theirs) {

@@ -22,9 +22,9 @@ pub async fn a_list_is_filtered_and_paged(subject: &dyn StoreUnderTest) {
     let mut names: Vec<TestRecord> = (0..9).map(|n| TestRecord::of(&ours, &format!("key-{n}"))).collect();
     names.sort_by_key(|name| name.id);
     let stranger = TestRecord::of(&theirs, "key-1");
-    let state = |place: usize| if place < 3 { State::Completed } else { State::Retryable };
+    let state = |index: usize| if index < 3 { State::Completed } else { State::Retryable };
     let mut changes: Vec<_> =
-        names.iter().enumerate().map(|(place, name)| insert(name, draft(name, state(place)))).collect();
+        names.iter().enumerate().map(|(index, name)| insert(name, draft(name, state(index)))).collect();
     changes.push(insert(&stranger, draft(&stranger, State::Completed)));
     commit_all(&*store, changes).await;
 
@@ -127,8 +127,8 @@ pub async fn a_count_follows_every_write(subject: &dyn StoreUnderTest) {
         return;
     }
     let mut changes = Vec::new();
-    for (place, state) in State::ALL.into_iter().enumerate() {
-        for _ in 0..=place {
+    for (index, state) in State::ALL.into_iter().enumerate() {
+        for _ in 0..=index {
             let name = TestRecord::fresh();
             changes.push(insert(&name, draft(&name, state)));
         }
@@ -143,10 +143,10 @@ pub async fn a_count_follows_every_write(subject: &dyn StoreUnderTest) {
     subject.advance(Duration::from_millis(1)).await;
     // Only exact counts follow every write.
     let assert_grown = |counts: RecordCounts, by: [u64; State::ALL.len()], dead: u64| {
-        for (place, state) in State::ALL.into_iter().enumerate() {
-            let (before, after) = (before.by_state[place], counts.by_state[place]);
+        for (index, state) in State::ALL.into_iter().enumerate() {
+            let (before, after) = (before.by_state[index], counts.by_state[index]);
             if let (RowCount::Exact(before), RowCount::Exact(after)) = (before, after) {
-                assert_eq!(after, before + by[place], "{state:?}");
+                assert_eq!(after, before + by[index], "{state:?}");
             }
         }
         let letters = before.dead_letters.value().expect("dead letters are counted");

@@ -83,9 +83,9 @@ pub async fn a_renewal_and_a_takeover_never_both_win(subject: &dyn StoreUnderTes
 pub async fn of_many_writers_of_a_value_all_get_the_same(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     let name = format!("contract race {:016x}", nonce().0);
-    let keepers = (0..subject.racers()).map(|place| {
+    let keepers = (0..subject.racers()).map(|index| {
         let (store, name) = (store.clone(), name.clone());
-        async move { store.put_if_absent(&name, Bytes::from(place.to_string())).await.expect("it is kept") }
+        async move { store.put_if_absent(&name, Bytes::from(index.to_string())).await.expect("it is kept") }
     });
     let values = run_together(keepers.collect()).await;
     assert!(values.iter().all(|value| *value == values[0]), "two writers got different values");
@@ -98,10 +98,10 @@ pub async fn of_many_writers_of_a_setting_one_wins(subject: &dyn StoreUnderTest)
     let store = subject.store();
     let name = format!("contract race {:016x}", nonce().0);
     store.put_if_absent(&name, Bytes::from_static(b"first")).await.expect("it is kept");
-    let writers = (0..subject.racers()).map(|place| {
+    let writers = (0..subject.racers()).map(|index| {
         let (store, name) = (store.clone(), name.clone());
         async move {
-            let (first, mine) = (Some(Bytes::from_static(b"first")), Bytes::from(place.to_string()));
+            let (first, mine) = (Some(Bytes::from_static(b"first")), Bytes::from(index.to_string()));
             let set = store.compare_and_set(&name, first, mine.clone()).await.expect("the store answers");
             (mine, set)
         }
@@ -118,9 +118,9 @@ pub async fn of_many_writers_of_a_setting_one_wins(subject: &dyn StoreUnderTest)
 pub async fn many_reapers_take_each_record_once(subject: &dyn StoreUnderTest) {
     let store = subject.store();
     reap_all(&*store, ReapTarget::Records).await;
-    let going = (0..subject.racers()).map(|place| {
+    let going = (0..subject.racers()).map(|index| {
         let name = TestRecord::fresh();
-        let term = if place % 2 == 0 { SHORT } else { LONG };
+        let term = if index % 2 == 0 { SHORT } else { LONG };
         let ending =
             Draft { expires_in: Some(SHORT), purge_in: Some(term), ..draft(&name, State::Completed) };
         answering(insert(&name, ending), b"going")

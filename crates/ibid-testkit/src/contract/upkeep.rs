@@ -58,8 +58,8 @@ pub async fn a_renewal_at_another_version_is_lost(subject: &dyn StoreUnderTest) 
     let fates = store.renew(leases).await.expect("a renewal succeeds");
     let lost = [true, false, true, true, true];
     assert_eq!(fates.len(), lost.len(), "every renewal has a fate");
-    for (place, (fate, lost)) in fates.iter().zip(lost).enumerate() {
-        assert_eq!(*fate == RenewOutcome::Lost, lost, "renewal {place} came out as {fate:?}");
+    for (index, (fate, lost)) in fates.iter().zip(lost).enumerate() {
+        assert_eq!(*fate == RenewOutcome::Lost, lost, "renewal {index} came out as {fate:?}");
     }
     for record in [other, done] {
         let after = load(&*store, record.id).await.expect("it exists");

@@ -167,13 +167,13 @@ pub async fn one_changes_fate_never_touches_anothers(subject: &dyn StoreUnderTes
         let after = load(&*store, name.id).await.expect("it exists");
         assert_eq!((after.record.state, after.response), (State::InProgress, None), "a refused change wrote");
     }
-    for (place, name) in free.iter().enumerate() {
+    for (index, name) in free.iter().enumerate() {
         assert!(
             matches!(fates[&name.id], Commit::Done(_)),
             "a free name was refused together with a taken one"
         );
         let stored = load(&*store, name.id).await.expect("it was written");
-        assert_eq!(stored.body(), Some(if place == 0 { &large[..] } else { &b"small"[..] }));
+        assert_eq!(stored.body(), Some(if index == 0 { &large[..] } else { &b"small"[..] }));
     }
 }
 

@@ -109,11 +109,11 @@ impl Install {
         self.give(data, 0o700);
     }
 
-    fn give(&self, place: &Path, mode: u32) {
+    fn give(&self, path: &Path, mode: u32) {
         if let Some(Owner { uid, gid }) = self.owner {
-            chown(place, Some(uid), Some(gid)).expect("root may give away what is its own");
+            chown(path, Some(uid), Some(gid)).expect("root may give away what is its own");
         }
-        fs::set_permissions(place, fs::Permissions::from_mode(mode)).expect("what is our own");
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("what is our own");
     }
 
     /// Fills the data directory of a new server.
@@ -148,7 +148,7 @@ impl Owner {
         let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
         let fields = |line: &str| line.split(':').map(str::to_owned).collect::<Vec<_>>();
         let user = users.lines().map(fields).find(|fields| fields[0] == "postgres");
-        let number = |place: usize| user.as_ref()?.get(place)?.parse().ok();
+        let number = |index: usize| user.as_ref()?.get(index)?.parse().ok();
         let (Some(uid), Some(gid)) = (number(2), number(3)) else {
             panic!("PostgreSQL does not run as root, and there is no user `postgres` to run it as");
         };

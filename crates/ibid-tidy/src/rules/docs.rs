@@ -21,8 +21,7 @@ pub(super) fn too_short(rule: &'static str, tree: &Tree<'_>) -> Vec<Finding> {
 
 pub(super) fn errors(rule: &'static str, tree: &Tree<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let is_library =
-        |path: &str| path.starts_with("crates/ibid/src/") || path.starts_with("crates/ibid-core/src/");
+    let is_library = |path: &str| LIBRARIES.iter().any(|library| path.starts_with(library));
     for file in tree.rust.iter().filter(|file| is_library(file.path)) {
         for item in file.items.iter().filter(|item| item.kind == ItemKind::Function) {
             let is_fallible = item.is_public && item.returns.split(' ').any(|word| word == "Result");
@@ -70,6 +69,15 @@ fn summaries(rule: &'static str, tree: &Tree<'_>, is_found: impl Fn(&[&str]) -> 
     }
     findings
 }
+
+/// The crates that others build on, whose functions are documented for them.
+const LIBRARIES: &[&str] = &[
+    "crates/ibid/src/",
+    "crates/ibid-core/src/",
+    "crates/ibid-console/src/",
+    "crates/ibid-dynamodb/src/",
+    "crates/ibid-ledger/src/",
+];
 
 const QUESTIONS: &[&str] = &[
     "What", "Whatever", "Who", "Whoever", "Whom", "Whose", "Whether", "Where", "When", "Which", "Why", "How",

@@ -110,10 +110,13 @@ const EDGES: &[Edge] = &[
     ("ibid::phase", &["ibid::axum", "ibid::http", "ibid::operator", "ibid::store", "ibid::upkeep"]),
     ("ibid::identity", LAYERS),
     ("ibid::axum", &["ibid::engine", "ibid::store", "ibid_core::machine"]),
-    // It serves the stores and callers' transactions, and knows neither.
+    // These serve the stores and callers' transactions, and know neither.
+    ("ibid::driver", LAYERS),
     ("ibid::record_sql", LAYERS),
     ("ibid::front", LAYERS),
+    ("ibid::slot_shares", LAYERS),
     ("ibid::telemetry", LAYERS),
+    ("ibid::trace", LAYERS),
     ("ibid::failpoint", LAYERS),
     ("ibid::random", LAYERS),
     ("ibid::backoff", LAYERS),

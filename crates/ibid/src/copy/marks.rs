@@ -16,9 +16,10 @@
 use bytes::Bytes;
 use ibid_core::hex;
 use ibid_core::store::copy::{ClockShift, SettingFence};
-use ibid_core::store::{SetOutcome, Store};
+use ibid_core::store::{SetOutcome, Store, StoreError};
 use ibid_core::time::Timestamp;
 
+use super::retry::retry;
 use super::{CopyEnd, CopyError, CopyReport, rows, transfer};
 use crate::engine::{SECRET_SETTING, SECRETS_SETTING};
 use crate::identity::{
@@ -69,10 +70,15 @@ impl TargetMark {
         SettingFence { name: SETTING, value: self.text.clone() }
     }
 
+    /// Returns whether no other process has moved this copy on or ended it.
+    pub(super) async fn is_held(&self, target: &CopyEnd) -> Result<bool, StoreError> {
+        Ok(target.store.setting(SETTING).await?.as_ref() == Some(&self.text))
+    }
+
     /// Fails if this copy was moved on or ended by another process.
     pub(super) async fn check_held(&self, source: &CopyEnd, target: &CopyEnd) -> Result<(), CopyError> {
         check_filling(source, target, &self.id).await?;
-        match target.store.setting(SETTING).await?.as_ref() == Some(&self.text) {
+        match retry(async || self.is_held(target).await).await? {
             true => Ok(()),
             false => Err(CopyError::AnotherProcess),
         }
@@ -100,8 +106,7 @@ impl TargetMark {
             *progress = next.clone();
         }
         let text = setting.to_bytes();
-        let won = target.store.compare_and_set(SETTING, Some(self.text.clone()), text.clone()).await?;
-        match won {
+        match replace(&*target.store, SETTING, Some(&self.text), &text).await? {
             SetOutcome::Won => {
                 (self.text, self.setting, self.progress) = (text, setting, next);
                 Ok(())
@@ -152,7 +157,7 @@ pub(super) async fn join(source: &CopyEnd, target: &CopyEnd) -> Result<JoinOutco
             let mark = CopyMark { id: hex::encode(&random::<16>()), role };
             let first = IdentitySetting { copy: Some(mark), ..from.clone() };
             // If this loses, another copy was first, or a process has started on the target.
-            let _ = target.store.compare_and_set(SETTING, None, first.to_bytes()).await?;
+            let _ = replace(&*target.store, SETTING, None, &first.to_bytes()).await?;
             continue;
         };
         return join_marked(source, &from, &own_id, text, setting).await;
@@ -256,7 +261,7 @@ pub(super) async fn open_target(
     for previous in &mut opened.previous {
         previous.until = previous.until.map(|at| shift.apply(at));
     }
-    match target.store.compare_and_set(SETTING, Some(to.text.clone()), opened.to_bytes()).await? {
+    match replace(&*target.store, SETTING, Some(&to.text), &opened.to_bytes()).await? {
         SetOutcome::Won => Ok(()),
         SetOutcome::Lost(_) => {
             to.check_held(source, target).await?;
@@ -309,7 +314,7 @@ pub(super) async fn cancel_target(source: &CopyEnd, target: &CopyEnd) -> Result<
             _ => return Err(CopyError::NoCopy),
         }
         // If this loses, the copy has moved on meanwhile, or has ended. A copy writes a few times a second.
-        let set = target.store.compare_and_set(SETTING, Some(text.clone()), cancelled.to_bytes()).await?;
+        let set = replace(&*target.store, SETTING, Some(text), &cancelled.to_bytes()).await?;
         if set == SetOutcome::Won {
             return Ok(id);
         }
@@ -345,10 +350,10 @@ pub(super) async fn copy_settings(
     to: &TargetMark,
 ) -> Result<(), CopyError> {
     for name in COPIED_SETTINGS {
-        let Some(value) = source.store.setting(name).await? else { continue };
-        let before = target.store.setting(name).await?;
+        let Some(value) = load(&*source.store, name).await? else { continue };
+        let before = load(&*target.store, name).await?;
         to.check_held(source, target).await?;
-        if let SetOutcome::Lost(_) = target.store.compare_and_set(name, before, value).await? {
+        if let SetOutcome::Lost(_) = replace(&*target.store, name, before.as_ref(), &value).await? {
             return Err(CopyError::AnotherProcess);
         }
     }
@@ -393,7 +398,7 @@ fn report(progress: &CopyProgress, was_open: bool) -> CopyReport {
 
 /// Reads the setting, as it is stored and as it is meant.
 async fn read(store: &dyn Store) -> Result<Option<(Bytes, IdentitySetting)>, CopyError> {
-    let Some(text) = store.setting(SETTING).await? else { return Ok(None) };
+    let Some(text) = load(store, SETTING).await? else { return Ok(None) };
     let setting = IdentitySetting::parse(&text)?;
     Ok(Some((text, setting)))
 }
@@ -405,17 +410,33 @@ async fn update(
 ) -> Result<IdentitySetting, CopyError> {
     // Unbounded, but each lost race means that another operator or a starting process has written, and there are few of them.
     loop {
-        let text = store.setting(SETTING).await?.ok_or(CopyError::SourceUnused)?;
+        let text = load(store, SETTING).await?.ok_or(CopyError::SourceUnused)?;
         let next = change(IdentitySetting::parse(&text)?)?;
-        if store.compare_and_set(SETTING, Some(text), next.to_bytes()).await? == SetOutcome::Won {
+        if replace(store, SETTING, Some(&text), &next.to_bytes()).await? == SetOutcome::Won {
             return Ok(next);
         }
     }
 }
 
+async fn load(store: &dyn Store, name: &str) -> Result<Option<Bytes>, CopyError> {
+    retry(async || store.setting(name).await).await
+}
+
+/// Sets `name` to `value` where its value is `expected`. A try whose reply was lost is repeated: a setting that has `value` already
+/// counts as won.
+async fn replace(
+    store: &dyn Store,
+    name: &str,
+    expected: Option<&Bytes>,
+    value: &Bytes,
+) -> Result<SetOutcome, CopyError> {
+    retry(async || store.compare_and_set(name, expected.cloned(), value.clone()).await).await
+}
+
 /// Returns the id of a store, drawn when it is first a source. A target names its source by it.
 async fn store_id(store: &dyn Store) -> Result<String, CopyError> {
-    let id = store.put_if_absent(STORE_ID, Bytes::from(hex::encode(&random::<16>()))).await?;
+    let id = Bytes::from(hex::encode(&random::<16>()));
+    let id = retry(async || store.put_if_absent(STORE_ID, id.clone()).await).await?;
     Ok(String::from_utf8_lossy(&id).into_owned())
 }
 

@@ -8,6 +8,7 @@
 //! `docs/decisions/0012-copy.md` has the interleavings.
 
 mod marks;
+mod retry;
 mod rows;
 mod transfer;
 
@@ -22,15 +23,24 @@ use crate::identity::change::{RetireWait, check_can_wait, wait_for_processes};
 use crate::identity::{CopyMark, IdentityError};
 
 use marks::{SourceMark, TargetMark};
+use retry::retry;
 pub use rows::CopiedPart;
 
 /// One of the two stores of a copy.
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct CopyEnd {
     /// The store that is read or filled.
     pub store: Arc<dyn Store>,
     /// URL of the store without a password, as operators read it.
     pub place: String,
+}
+
+impl CopyEnd {
+    /// Creates one end of a copy. `place` is the store's URL without a password.
+    pub fn new(store: Arc<dyn Store>, place: impl Into<String>) -> CopyEnd {
+        CopyEnd { store, place: place.into() }
+    }
 }
 
 impl std::fmt::Debug for CopyEnd {
@@ -169,8 +179,8 @@ impl From<IdentityError> for CopyError {
 ///
 /// # Errors
 ///
-/// Fails if one of the stores can't take part, if they differ in the end, or if a store does not answer. Once the source is
-/// closed, call it again until it succeeds, or [`cancel`].
+/// Fails if one of the stores can't take part, if they differ in the end, or if a store does not answer for about a minute. Once
+/// the source is closed, call it again until it succeeds, or [`cancel`].
 ///
 /// # Cancel safety
 ///
@@ -234,7 +244,7 @@ async fn rehearse(
     target: &CopyEnd,
     on_step: &mut impl FnMut(CopyStep),
 ) -> Result<(), CopyError> {
-    check_can_wait(&*source.store).await?;
+    retry(async || check_can_wait(&*source.store).await).await?;
     measure_shift(&*source.store, &*target.store).await?;
     transfer::check_left_behind(source, target).await?;
     transfer::check_rows(source, target, on_step).await
@@ -249,8 +259,11 @@ async fn retire(
     if from.is_retired() {
         return Ok(from);
     }
-    let on_wait = |wait| on_step(CopyStep::Closing(wait));
-    let retired_at = wait_for_processes(&*source.store, from.valid_for(), on_wait).await?;
+    let wait = async || {
+        let on_wait = |wait| on_step(CopyStep::Closing(wait));
+        wait_for_processes(&*source.store, from.valid_for(), on_wait).await
+    };
+    let retired_at = retry(wait).await?;
     marks::note_retired(source, from, retired_at).await
 }
 
@@ -276,7 +289,10 @@ async fn measure_shift(source: &dyn Store, target: &dyn Store) -> Result<ClockSh
     let (source, target) = (source.require_copy()?, target.require_copy()?);
     let mut readings = Vec::new();
     for _ in 0..READINGS {
-        readings.push((source.clock().await?, target.clock().await?, source.clock().await?));
+        let read = async || {
+            Ok::<_, StoreError>((source.clock().await?, target.clock().await?, source.clock().await?))
+        };
+        readings.push(retry(read).await?);
     }
     ClockShift::of_readings(&readings).ok_or(CopyError::ClockUnsure)
 }

@@ -67,6 +67,7 @@ pub(super) fn name_parts(parts: &[RowTotals]) -> Vec<(CopiedPart, u64)> {
 }
 
 /// A row of any part.
+#[derive(Clone)]
 pub(super) enum PartRow {
     Effect(Box<StoredEffect>),
     Other(CopyRow),

@@ -7,6 +7,7 @@ use ibid_core::store::copy::{ClockShift, RowTotals};
 use ibid_core::store::{Cursor, Page};
 
 use super::marks::TargetMark;
+use super::retry::retry;
 use super::rows::{self, CopiedPart, PartRow};
 use super::{CopyEnd, CopyError, CopyStep};
 use crate::engine::Settings;
@@ -56,7 +57,7 @@ pub(super) async fn check_rows(
         each_page(source, part, async |rows| {
             check_bodies(target, &rows)?;
             count += rows.len() as u64;
-            rows::check(&*target.store, rows).await?;
+            retry(async || rows::check(&*target.store, rows.clone()).await).await?;
             on_step(CopyStep::Checked { part, rows: count });
             Ok(())
         })
@@ -88,17 +89,37 @@ pub(super) async fn copy_rows(
                 totals.add(row.digest());
             }
             check_bodies(target, &page.items)?;
-            let shifted = page.items.into_iter().map(|row| row.shift(shift)).collect();
-            if let Err(error) = rows::put(&*target.store, to.fence(), shifted).await {
-                to.check_held(source, target).await?;
-                return Err(error.into());
-            }
+            let shifted: Vec<_> = page.items.into_iter().map(|row| row.shift(shift)).collect();
+            put_batch(source, target, to, shifted).await?;
             failpoint::at("copy.batch").await;
         }
         write_progress(source, target, to, index, totals, next).await?;
         on_step(CopyStep::Copied { part, rows: totals.count });
     }
     Ok(())
+}
+
+/// Stores a batch. It is sent again only while this process holds the copy: another one may have opened the target since.
+async fn put_batch(
+    source: &CopyEnd,
+    target: &CopyEnd,
+    to: &TargetMark,
+    batch: Vec<PartRow>,
+) -> Result<(), CopyError> {
+    let mut is_repeated = false;
+    let put = async || {
+        if std::mem::replace(&mut is_repeated, true) && !to.is_held(target).await? {
+            return Ok(false);
+        }
+        rows::put(&*target.store, to.fence(), batch.clone()).await.map(|()| true)
+    };
+    match retry(put).await {
+        Ok(true) => Ok(()),
+        ended => {
+            to.check_held(source, target).await?;
+            ended.and(Err(CopyError::AnotherProcess))
+        }
+    }
 }
 
 async fn write_progress(
@@ -157,7 +178,8 @@ async fn each_page(
 ) -> Result<(), CopyError> {
     let mut after = None;
     loop {
-        let Page { items, next } = rows::page(&*end.store, part, after, PAGE).await?;
+        let page = retry(async || rows::page(&*end.store, part, after.clone(), PAGE).await);
+        let Page { items, next } = page.await?;
         each(items).await?;
         after = next;
         if after.is_none() {
@@ -194,7 +216,7 @@ impl Settling {
     ) -> Result<Page<PartRow>, CopyError> {
         // Not bounded: a lease ends when its attempt does, at the latest after the route's `max_run`.
         loop {
-            let page = rows::page(&*source.store, part, after.clone(), PAGE).await?;
+            let page = retry(async || rows::page(&*source.store, part, after.clone(), PAGE).await).await?;
             let leases = page.items.iter().filter(|row| row.is_leased()).count();
             let claims = page.items.iter().filter_map(PartRow::lapsed_claim);
             let late: Vec<_> = claims.filter(|effect| !self.replaced.contains(&effect.seq)).collect();
@@ -202,12 +224,12 @@ impl Settling {
                 return Ok(page);
             }
             for effect in late {
-                replace_claim(&*source.store, effect).await?;
+                retry(async || replace_claim(&*source.store, effect).await).await?;
                 self.replaced.insert(effect.seq);
             }
             if leases > 0 {
                 on_step(CopyStep::Running { leases });
-                sweep_once(&self.upkeep).await?;
+                retry(async || sweep_once(&self.upkeep).await).await?;
                 tokio::time::sleep(LOOK_EVERY).await;
             }
         }

@@ -66,7 +66,7 @@ impl Engine {
 
     /// Looks for the request's completed record in this process. Returns the decision, `Replay` or `Mismatch`, with the
     /// stored response, and `None` if the store has to be asked.
-    pub(crate) fn cached(&self, ask: &BeginRequest) -> Option<(Decision, StoredResponse)> {
+    pub(crate) fn find_cached(&self, ask: &BeginRequest) -> Option<(Decision, StoredResponse)> {
         let (cached, now) = self.cache.get(&ask.id)?;
         let event = Event::Request { ask, role: Intent::ReadOnly };
         match machine::decide(Some(&cached.record), &event, now) {
@@ -100,10 +100,10 @@ impl Engine {
             false => self.decide_previous(ask, Intent::MayRun, started).await,
         };
         match &decided {
-            Ok(_) => pass.answered(),
-            Err(refused) if refused.is_overloaded() => pass.answered(),
-            Err(refused) if refused.asked => pass.failed(Instant::now()),
-            Err(_) => pass.unused(),
+            Ok(_) => pass.report_reply(),
+            Err(refused) if refused.is_overloaded() => pass.report_reply(),
+            Err(refused) if refused.asked => pass.report_failure(Instant::now()),
+            Err(_) => pass.cancel(),
         }
         telemetry::record_seconds(&telemetry::BEGIN_TOOK, started.elapsed().as_secs_f64());
         decided.map_err(|refused| refused.with_breaker_pause(self.breaker.pause_left(Instant::now())))

@@ -93,7 +93,7 @@ impl Pass<'_> {
     }
 
     /// Reports that the store answered. That closes the breaker, also if this is not the probe.
-    pub(crate) fn answered(mut self) {
+    pub(crate) fn report_reply(mut self) {
         self.used = true;
         let before = std::mem::take(&mut *self.breaker.state());
         if matches!(before, BreakerState::Open { .. }) {
@@ -103,13 +103,13 @@ impl Pass<'_> {
     }
 
     /// Reports that the begin got no reply.
-    pub(crate) fn failed(mut self, now: Instant) {
+    pub(crate) fn report_failure(mut self, now: Instant) {
         self.used = true;
         self.fail(now);
     }
 
     /// Reports that the store was not asked after all.
-    pub(crate) fn unused(mut self) {
+    pub(crate) fn cancel(mut self) {
         self.used = true;
         self.give_back();
     }
@@ -187,7 +187,7 @@ mod tests {
         let breaker = Breaker::default();
         for _ in 0..FAILURES_MAX {
             assert!(!breaker.is_open());
-            pass(&breaker, at).failed(at);
+            pass(&breaker, at).report_failure(at);
         }
         assert!(breaker.is_open());
         breaker
@@ -204,7 +204,7 @@ mod tests {
         for long in 0..100 {
             assert!(breaker.enter(later + PAUSE_MAX * long).is_err(), "one probe at a time");
         }
-        probe.answered();
+        probe.report_reply();
         assert!(breaker.enter(later).is_ok() && breaker.enter(later).is_ok() && !breaker.is_open());
     }
 
@@ -218,16 +218,16 @@ mod tests {
             assert_eq!(breaker.pause_left(now), Some(left));
             pauses.push(left);
             now += left;
-            pass(&breaker, now).failed(now);
+            pass(&breaker, now).report_failure(now);
         }
         for (n, left) in pauses.iter().enumerate() {
             let longest = (PAUSE_MIN * 2u32.pow(n as u32)).min(PAUSE_MAX);
             assert!(*left >= longest.mul_f64(0.75) && *left <= longest, "{pauses:?}");
         }
         now += PAUSE_MAX;
-        pass(&breaker, now).answered();
+        pass(&breaker, now).report_reply();
         for _ in 0..FAILURES_MAX {
-            pass(&breaker, now).failed(now);
+            pass(&breaker, now).report_failure(now);
         }
         assert!(
             breaker.enter(now).err().expect("it is open") <= PAUSE_MIN,
@@ -241,18 +241,18 @@ mod tests {
         let breaker = Breaker::default();
         let in_flight: Vec<_> = (0..20).map(|_| pass(&breaker, start)).collect();
         for _ in 0..FAILURES_MAX {
-            pass(&breaker, start).failed(start);
+            pass(&breaker, start).report_failure(start);
         }
         let left = breaker.enter(start).err().expect("it is open");
         let mut in_flight = in_flight.into_iter();
-        in_flight.next().expect("one").failed(start + left / 2);
+        in_flight.next().expect("one").report_failure(start + left / 2);
         assert_eq!(breaker.enter(start).err(), Some(left));
         let probe = pass(&breaker, start + left);
-        in_flight.next().expect("one").failed(start + left);
+        in_flight.next().expect("one").report_failure(start + left);
         assert!(breaker.enter(start + left).is_err(), "the probe is still out");
-        in_flight.next().expect("one").answered();
+        in_flight.next().expect("one").report_reply();
         assert!(!breaker.is_open(), "an answer is an answer");
-        probe.answered();
+        probe.report_reply();
     }
 
     #[tokio::test]
@@ -260,11 +260,11 @@ mod tests {
         let start = Instant::now();
         let breaker = open_breaker(start);
         let later = start + PAUSE_MIN;
-        pass(&breaker, later).unused();
+        pass(&breaker, later).cancel();
         panics_with(pass(&breaker, later));
         let left = breaker.enter(later).err().expect("a panic is no answer");
         assert!(left <= 2 * PAUSE_MIN + PAUSE_MIN);
-        pass(&breaker, later + 3 * PAUSE_MIN).answered();
+        pass(&breaker, later + 3 * PAUSE_MIN).report_reply();
     }
 
     #[tokio::test]
@@ -279,7 +279,7 @@ mod tests {
         let later = start + PAUSE_MIN;
         drop(pass(&breaker, later));
         assert!(breaker.is_open(), "nor an answer");
-        pass(&breaker, later).answered();
+        pass(&breaker, later).report_reply();
         for _ in 0..FAILURES_MAX {
             panics_with(pass(&breaker, start));
         }
@@ -298,8 +298,8 @@ mod tests {
     fn a_success_between_failures_keeps_the_breaker_closed() {
         let (breaker, start) = (Breaker::default(), Instant::now());
         for _ in 0..10 * FAILURES_MAX {
-            pass(&breaker, start).failed(start);
-            pass(&breaker, start).answered();
+            pass(&breaker, start).report_failure(start);
+            pass(&breaker, start).report_reply();
         }
         assert!(!breaker.is_open());
     }

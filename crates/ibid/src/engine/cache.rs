@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use bytes::Bytes;
 use foldhash::fast::RandomState;
-use ibid_core::record::{Record, State};
+use ibid_core::record::Record;
 use ibid_core::response::Response;
 use ibid_core::scope::RecordId;
 use ibid_core::time::Timestamp;
@@ -91,7 +91,7 @@ impl Cache {
 
 /// Returns whether the record is completed and has its response.
 pub(super) fn may_be_cached(record: &Record) -> bool {
-    record.state == State::Completed && !record.flags.not_retained
+    record.state.is_completed() && !record.flags.not_retained
 }
 
 #[derive(Clone)]
@@ -137,6 +137,7 @@ const STALE_CHECK_MIN: Duration = Duration::from_secs(1);
 mod tests {
     use super::*;
     use ibid_core::change::{Draft, Stamp};
+    use ibid_core::record::State;
     use ibid_testkit::contract::{TestRecord, draft, insert};
 
     fn completed_record(path: &str) -> Arc<Record> {

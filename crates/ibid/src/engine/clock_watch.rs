@@ -119,7 +119,7 @@ impl ClockWatch {
 
     /// Notes that the store did not answer. Meanwhile no owner could renew its lease, and a failover may lose the last
     /// renewals.
-    pub(crate) fn failed(&self, at: Instant) {
+    pub(crate) fn note_outage(&self, at: Instant) {
         let mut observed = self.observed.lock();
         observed.away_at.get_or_insert(at);
     }
@@ -182,14 +182,14 @@ mod tests {
         let (watch, start, lease) = (ClockWatch::new(true), Instant::now(), Duration::from_secs(60));
         let answered = |secs| watch.observe(at(start, secs).0, at(start, secs).0, at(start, secs).1);
         answered(100);
-        watch.failed(start + Duration::from_secs(101));
+        watch.note_outage(start + Duration::from_secs(101));
         answered(100);
         assert!(!watch.is_unsure(start + Duration::from_secs(101), lease), "asked before the failure");
-        watch.failed(start + Duration::from_secs(110));
+        watch.note_outage(start + Duration::from_secs(110));
         answered(120);
         assert!(watch.is_unsure(start + Duration::from_secs(179), lease));
         assert!(!watch.is_unsure(start + Duration::from_secs(180), lease));
-        watch.failed(start + Duration::from_millis(120_500));
+        watch.note_outage(start + Duration::from_millis(120_500));
         answered(121);
         assert!(!watch.is_unsure(start + Duration::from_secs(180), lease));
     }

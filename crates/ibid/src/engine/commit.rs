@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use ibid_core::change::{Change, Commit, Expect, HistoryKind, Stamp, StoredRecord};
 use ibid_core::machine::{self, BeginRequest, Decision, Event, Verdict};
-use ibid_core::record::{Nonce, Record, State};
+use ibid_core::record::{Nonce, Record};
 use ibid_core::scope::RecordId;
-use ibid_core::store::StoreError;
+use ibid_core::store::{REPLY_GRACE, StoreError};
 use ibid_core::time::Timestamp;
 use metrics::counter;
 use tokio::time::Instant;
@@ -48,7 +48,8 @@ impl Settlement {
 }
 
 impl Engine {
-    /// Commits a begin. While its fate is unknown it is sent again with the same nonce, until `deadline`. `at` is now.
+    /// Commits a begin. While its fate is unknown it is sent again with the same nonce, until `deadline`. The reply to a begin that
+    /// was sent in time may take [`REPLY_GRACE`] longer. `at` is now.
     pub(super) async fn commit_begin(
         self: &Arc<Self>,
         ask: &Arc<BeginRequest>,
@@ -61,7 +62,7 @@ impl Engine {
         // A begin that was never sent says nothing about the store.
         let mut refusal = UnavailableError::refused_early(RETRY_AFTER_MIN);
         loop {
-            match self.within(deadline, self.send_begin(change, deadline)).await {
+            match self.within(deadline + REPLY_GRACE, self.send_begin(change, deadline)).await {
                 // The row may be locked by our own first send, whose connection broke while the server still commits it.
                 // Until that is known, this is no answer.
                 Some(Ok(commit)) if sent && is_held_and_due(change, &commit) => {}
@@ -91,7 +92,7 @@ impl Engine {
                         false => UnavailableError::no_reply(),
                     };
                 }
-                // Still queued or in flight: it may yet be written.
+                // In flight: it may yet be written. A begin that is only queued has been given up by the store.
                 None => {
                     sent = true;
                     refusal = UnavailableError::no_reply();
@@ -267,7 +268,7 @@ impl Engine {
 
     /// Queues a record that was just written as `unknown` for a look at earlier evidence about it.
     pub(super) fn queue_evidence_check(&self, written: Option<&StoredRecord>) {
-        if let Some(stored) = written.filter(|stored| stored.record.state == State::Unknown) {
+        if let Some(stored) = written.filter(|stored| stored.record.state.is_unknown()) {
             // If the queue is full, the next round of upkeep finds the evidence.
             let _ = self.became_unknown.try_send(stored.record.id);
         }
@@ -291,7 +292,7 @@ impl Engine {
     /// a live attempt. A locked row is no outage.
     pub(super) fn watch_error(&self, error: &StoreError) {
         if error.is_transient() && !error.is_contended() {
-            self.clock.failed(Instant::now());
+            self.clock.note_outage(Instant::now());
         }
     }
 }
@@ -337,12 +338,12 @@ pub(crate) fn count_lapses(change: &Change) {
     let lapses =
         change.history.iter().filter(|line| matches!(line.what, HistoryKind::Lapse | HistoryKind::Takeover));
     for line in lapses {
-        tracing::warn!(record = %change.id.short(), detail = line.detail, "a lease lapsed");
+        tracing::warn!(record = %change.id.short(), detail = line.detail, "lease lapsed");
         counter!(telemetry::ZOMBIE_KEYS).increment(1);
     }
     let became =
         change.history.iter().any(|line| matches!(line.what, HistoryKind::Lapse | HistoryKind::Unknown));
-    if let Some(draft) = change.draft.as_ref().filter(|draft| became && draft.state == State::Unknown) {
+    if let Some(draft) = change.draft.as_ref().filter(|draft| became && draft.state.is_unknown()) {
         telemetry::became_unknown(&change.id, draft);
     }
 }
@@ -364,7 +365,7 @@ pub(crate) fn apply_change(
 
 /// Returns whether the attempt that began as `begun` still owns the record and may renew it.
 pub(crate) fn still_owns(stored: &StoredRecord, begun: &Record) -> bool {
-    stored.record.owner == begun.owner && stored.record.state == State::InProgress
+    stored.record.owner == begun.owner && stored.record.state.is_running()
 }
 
 /// First pause after a failed write: about one commit of a healthy disk.

@@ -11,10 +11,10 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
 /// Bounds waits with one shared timer task, which ends when this is dropped.
-pub(crate) struct Deadlines(Arc<Shared>);
+pub(crate) struct Deadlines(Arc<TimerState>);
 
 #[derive(Default)]
-struct Shared {
+struct TimerState {
     waits: Mutex<Waits>,
     /// Wakes the timer earlier than it planned.
     sooner: Notify,
@@ -39,7 +39,7 @@ struct Wait {
 impl Deadlines {
     /// Starts the timer task on the current runtime.
     pub(crate) fn start() -> Deadlines {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(TimerState::default());
         tokio::spawn(Timer(shared.clone()).run());
         Deadlines(shared)
     }
@@ -69,7 +69,7 @@ impl Drop for Deadlines {
     }
 }
 
-impl Shared {
+impl TimerState {
     fn waits(&self) -> MutexGuard<'_, Waits> {
         self.waits.lock()
     }
@@ -77,7 +77,7 @@ impl Shared {
 
 /// The slot of one wait.
 struct Slot<'a> {
-    shared: &'a Shared,
+    shared: &'a TimerState,
     /// Taken when the wait is first polled without a result.
     index: Option<usize>,
 }
@@ -118,7 +118,7 @@ impl Drop for Slot<'_> {
     }
 }
 
-struct Timer(Arc<Shared>);
+struct Timer(Arc<TimerState>);
 
 impl Timer {
     async fn run(self) {

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::Engine;
+use super::registered_secrets;
 use super::retry_after::{RETRY_AFTER_MIN, UnavailableError};
 use crate::identity::{Agreement, IdentityPhase, IdentitySetting, SETTING};
 
@@ -194,6 +195,14 @@ impl Engine {
         !self.confirm_open().await && self.identity.shows_closed()
     }
 
+    /// Keeps the secret of this process registered, within `patience`. If that fails, the next round tries again.
+    async fn restore_secret(&self, patience: Duration) {
+        let restore = registered_secrets::restore(&*self.store, self.secrets.newest_id());
+        if let Ok(Err(error)) = tokio::time::timeout(patience, restore).await {
+            tracing::debug!(error = &error as &dyn std::error::Error, "the registered secrets were not read");
+        }
+    }
+
     /// Refuses a request because this process may not act on its identity.
     pub(crate) fn without_identity(&self) -> UnavailableError {
         UnavailableError::refused_early(self.identity.retry_in().max(RETRY_AFTER_MIN))
@@ -206,7 +215,13 @@ pub(super) async fn keep_reading(engine: Weak<Engine>) {
         let Some(pause) = engine.upgrade().and_then(|live| live.identity.read_every()) else { return };
         tokio::time::sleep(pause).await;
         let Some(live) = engine.upgrade() else { return };
-        let _reading = live.identity.reading.lock().await;
-        live.identity.read(&*live.store, pause).await;
+        {
+            let _reading = live.identity.reading.lock().await;
+            live.identity.read(&*live.store, pause).await;
+        }
+        // Not on a store that is closed: a copy compares its settings.
+        if live.identity.is_active() {
+            live.restore_secret(pause).await;
+        }
     }
 }

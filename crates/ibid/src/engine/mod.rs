@@ -303,7 +303,7 @@ pub(crate) async fn read_due(
 }
 
 /// Returns the error of a call that the store did not answer in time.
-fn no_reply(store: &dyn Store, op: &'static str) -> StoreError {
+pub(crate) fn no_reply(store: &dyn Store, op: &'static str) -> StoreError {
     StoreError::transient(store.facts().name, op, "no reply in time")
 }
 

@@ -41,10 +41,10 @@ impl Engine {
         let pass = self.breaker.enter(Instant::now()).map_err(|_| NotReadyError::BreakerOpen)?;
         let is_writable = matches!(timeout(within, self.write_lately(pass.is_probe())).await, Ok(Ok(())));
         match (is_writable, pass.is_probe()) {
-            (true, true) => pass.answered(),
-            (false, true) => pass.failed(Instant::now()),
+            (true, true) => pass.report_reply(),
+            (false, true) => pass.report_failure(Instant::now()),
             // While the breaker is closed, only begins count.
-            (_, false) => pass.unused(),
+            (_, false) => pass.cancel(),
         }
         if is_writable { Ok(()) } else { Err(NotReadyError::NotWritable) }
     }

@@ -44,7 +44,8 @@ pub struct Settings {
     /// Validity of this process's last read of the store's identity; it reads three times as often, and
     /// `ibid identity change` waits twice as long. The value that the identity was stored with counts for all processes.
     pub identity_valid_for: Duration,
-    /// Longest time that a begin may take. A quick 503 serves the clients of a slow store better.
+    /// Longest time until a begin is sent. One that is sent just before gets its reply within a quarter of a second, or is refused
+    /// like one that was not sent. A quick 503 serves the clients of a slow store better.
     pub begin_timeout: Duration,
     /// Longest time that a response is held back for its record to become durable.
     pub finish_wait: Duration,
@@ -58,6 +59,9 @@ pub struct Settings {
     /// attempt running, so connections do not bound them. Past this, new keys are refused
     /// ([`UnavailableError::is_overloaded`](super::UnavailableError::is_overloaded)), and stored records still answer.
     pub attempts_max: usize,
+    /// Requests of this process that look for their key inside a transaction at once (`reserve_tx`), each with a connection of the
+    /// application's pool. At most half of that pool, so that running transactions get the other half; at least one is used.
+    pub reserve_tries_max: usize,
     /// Lets a lapsed request run again as soon as this process has started. By default it waits for one lease from
     /// the store's first answer: the store may have failed over to a server whose clock is ahead, or may have been away,
     /// and then the owner of a lapsed lease may be alive. Set it only if the process is the only one that uses the store,
@@ -95,6 +99,8 @@ impl Default for Settings {
             front: None,
             // Twice the gateway's connections, and at a few kilobytes each far from any machine's memory.
             attempts_max: 8192,
+            // Half of a usual pool.
+            reserve_tries_max: 8,
             // A crash leaves records that lapse after one lease anyway, so the wait adds the time from the crash to the start.
             may_take_over_at_start: false,
             // Clients on a healthy network retry a few requests in a thousand. A client that sends every second request

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ibid_core::machine::{BeginRequest, Intent};
 use ibid_core::scope::RecordId;
 #[cfg(feature = "http")]
-use ibid_core::{change::StoredRecord, record::State, scope::Tenant, store::StoreError};
+use ibid_core::{change::StoredRecord, scope::Tenant, store::StoreError};
 use tokio::time::Instant;
 
 use super::begin::DecidedRequest;
@@ -91,10 +91,8 @@ impl Engine {
         // Bounded like waiting duplicates: past the bound the record is returned as it is.
         let waiter = (!up_to.is_zero()).then(|| self.waiters.enter(id, tenant)).flatten();
         let Some(waiter) = waiter else { return self.load(id).await };
-        let is_open = |stored: &StoredRecord| {
-            stored.record.identity.tenant == *tenant
-                && matches!(stored.record.state, State::Pending | State::InProgress)
-        };
+        let is_open =
+            |stored: &StoredRecord| stored.record.identity.tenant == *tenant && stored.record.state.is_open();
         let is_final = |loaded: &Result<Option<StoredRecord>, StoreError>| match loaded {
             Ok(stored) => !stored.as_ref().is_some_and(is_open),
             Err(_) => true,

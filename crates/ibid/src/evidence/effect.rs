@@ -16,7 +16,7 @@ use ibid_core::machine::{AttemptResponse, EffectEvent, EvidenceVerdict, Observat
 use ibid_core::sql::Database;
 use ibid_core::store::{BoxFuture, Store, StoreError};
 use metrics::counter;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::{EvidenceResult, OF_SUBJECT_MAX};
 use crate::ibid::Ibid;
@@ -106,7 +106,12 @@ pub(super) async fn apply(
                 // On a separate task, because the caller may time out: a commit is never cancelled.
                 let (ibid, kept) = (ibid.clone(), kept.clone());
                 let settle = tokio::spawn(async move { handlers.settle(&ibid, &effect, &kept).await });
-                match settle.await.map_err(|error| StoreError::transient("sql", SETTLE, error))? {
+                let settled = match timeout(SETTLE_WAIT_MAX, settle).await {
+                    Ok(settled) => settled.map_err(|error| StoreError::transient("sql", SETTLE, error))?,
+                    // A statement or the commit hangs. The task goes on, and its outcome is found when the evidence is judged again.
+                    Err(_) => return Err(StoreError::transient("sql", SETTLE, "no reply in time")),
+                };
+                match settled {
                     EffectEnd::Moved { .. } => {
                         tracing::info!(effect = seq, source, "effect settled by webhook");
                         return Ok(EvidenceResult::Settled);
@@ -268,11 +273,17 @@ impl<D: Database> EffectSettler for WorkerHandlers<D> {
                 return EffectEnd::Lost;
             };
             let until = Instant::now() + SETTLE_FOR;
-            let call = EffectCall::new(effect, until);
+            let call = EffectCall::of(effect, until);
             let mut result = match &kept.evidence.what {
                 Observation::Executed(answer) => {
-                    let made = handler.on_evidence(&call, reported_result(answer));
-                    EffectResult::made(EffectEvent::Verified(Some(true)), made)
+                    match handler.on_evidence(&call, reported_result(answer)) {
+                        Ok(made) => EffectResult::made(EffectEvent::Verified(Some(true)), made),
+                        Err(error) => {
+                            // The evidence stays stored until a worker can parse the payload and write the rows.
+                            tracing::error!(effect = effect.seq, %error, "webhook not applied to an effect");
+                            return EffectEnd::Unwritten;
+                        }
+                    }
                 }
                 Observation::NotExecuted | Observation::Nothing => {
                     EffectResult::because(EffectEvent::Verified(Some(false)), "a webhook said: not made")
@@ -305,7 +316,7 @@ fn reported_result(answer: &AttemptResponse) -> CallResult {
     CallResult {
         result: response.as_ref().map(|response| response.body.clone()).unwrap_or_default(),
         provider_id: answer.provider_id.clone(),
-        answer: response,
+        response,
     }
 }
 
@@ -318,3 +329,7 @@ const TRIES_MAX: u32 = 4;
 /// Longest time for writing the result of an effect. Half of the time limit of a webhook request, so that the sender gets
 /// a response in time. If the write fails, upkeep tries again.
 const SETTLE_FOR: Duration = Duration::from_secs(5);
+
+/// Longest wait for a task that settles an effect. It gives up by itself after [`SETTLE_FOR`], unless a statement of it hangs. Less
+/// than the time limit of a webhook request, so that the sender is asked to deliver again.
+const SETTLE_WAIT_MAX: Duration = Duration::from_secs(8);

@@ -8,6 +8,7 @@
 //!
 //! Lookups and writes have a connection each, so that no lookup waits behind a large response on its way to the server.
 
+mod checkup;
 mod link;
 
 use std::collections::HashMap;
@@ -27,7 +28,8 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
 
-use self::link::{Link, OutageLog};
+pub use self::checkup::FrontCheckup;
+use self::link::{Link, OutageLog, is_demoted};
 use super::entry::EntryKey;
 use super::{SharedCache, SharedEntry, TIMEOUT};
 use crate::random::random;
@@ -93,6 +95,13 @@ pub enum RedisFrontError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// The server does not answer, or refuses the user. Only [`RedisFront::checkup`] returns this.
+    #[error("the server does not answer")]
+    Unreachable {
+        /// Cause of the failure.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// The store did not return the secret that entries are authenticated with.
     #[error("the store does not answer")]
     Store(#[from] StoreError),
@@ -107,6 +116,10 @@ impl RedisFront {
     /// # Errors
     ///
     /// Fails if the URL can't be used or the store does not answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped midway, the secret may be stored. The next open reads it.
     pub async fn open(
         url: &str,
         store: &dyn Store,
@@ -228,24 +241,36 @@ impl Server {
     async fn look(&self, id: RecordId, writes: &mpsc::Sender<Write>) -> Option<SharedEntry> {
         let name = self.name(id);
         let mut first = ::redis::pipe();
-        first.get(&name).cmd("SET").arg(format!("{name}:lock")).arg(1).arg("NX").arg("PX");
+        first
+            .getrange(&name, 0, ENTRY_BYTES_MAX - 1)
+            .cmd("SET")
+            .arg(format!("{name}:lock"))
+            .arg(1)
+            .arg("NX")
+            .arg("PX");
         first.arg((self.lock_wait.as_millis() as u64 * LOCK_WAITS).max(1)).ignore_errors();
         let (mut found, is_locked_out) = self
             .lookups
             .ask(async |connection| {
-                let (found, locked): (RedisResult<Option<Vec<u8>>>, RedisResult<Option<String>>) =
+                let (found, locked): (RedisResult<Vec<u8>>, RedisResult<Option<String>>) =
                     first.query_async(connection).await?;
-                // A server that is full refuses the lock and still has entries.
-                Ok((found?, matches!(locked, Ok(None))))
+                match locked {
+                    Err(error) if is_demoted(&error) => Err(error),
+                    // A server that is full refuses the lock and still has entries.
+                    locked => Ok((found?, matches!(locked, Ok(None)))),
+                }
             })
             .await?;
         let until = Instant::now() + self.lock_wait;
-        let get = ::redis::Cmd::get(&name);
-        while found.is_none() && is_locked_out && Instant::now() < until {
+        let get = ::redis::Cmd::getrange(&name, 0, ENTRY_BYTES_MAX - 1);
+        while found.is_empty() && is_locked_out && Instant::now() < until {
             tokio::time::sleep(LOOK_EVERY).await;
             found = self.lookups.ask(async |connection| get.query_async(connection).await).await?;
         }
-        let opened = self.key.open(id, &found?);
+        if found.is_empty() {
+            return None;
+        }
+        let opened = self.key.open(id, &found);
         if opened.is_none() {
             counter!(telemetry::FRONT_IGNORED).increment(1);
             // It would be in the way of every node until it expires.
@@ -257,15 +282,22 @@ impl Server {
     async fn write(&self, write: Write) {
         let _: Option<()> = match write {
             Write::Put { entry, lives, _room } => {
+                let sealed = self.key.seal(&entry);
+                if sealed.len() > ENTRY_BYTES_MAX.unsigned_abs() {
+                    // An entry of an earlier version must not outlive this one.
+                    return self.delete(entry.record.id).await;
+                }
                 let mut put = PUT.key(self.name(entry.record.id));
-                put.arg(self.key.seal(&entry)).arg((lives.as_millis() as u64).max(1));
+                put.arg(sealed).arg((lives.as_millis() as u64).max(1));
                 self.writes.ask(async |connection| put.invoke_async(connection).await).await
             }
-            Write::Remove(id) => {
-                let remove = ::redis::Cmd::del(self.name(id));
-                self.writes.ask(async |connection| remove.query_async(connection).await).await
-            }
+            Write::Remove(id) => return self.delete(id).await,
         };
+    }
+
+    async fn delete(&self, id: RecordId) {
+        let remove = ::redis::Cmd::del(self.name(id));
+        let _: Option<()> = self.writes.ask(async |connection| remove.query_async(connection).await).await;
     }
 }
 
@@ -312,3 +344,7 @@ const ENTRY_KIB_PER_MS: usize = 50;
 
 /// Kilobytes of the largest response that is shared, however long a lookup waits.
 const ENTRY_KIB_MAX: usize = 4 << 10;
+
+/// Bytes of an entry that are read at most: the largest response, and as much again for the largest record with its headers. Another
+/// program may have put something larger there.
+const ENTRY_BYTES_MAX: isize = 2 * (ENTRY_KIB_MAX << 10) as isize;

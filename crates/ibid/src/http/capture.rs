@@ -52,6 +52,10 @@ pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
 
 /// Turns the response to a lookup into the result for the request that was looked up. The response is read whole within the
 /// policy's limits and stored without the header lines that no retry may get. A response that breaks off proves nothing.
+///
+/// # Cancel safety
+///
+/// Dropping the future drops the response with what was read of it. Nothing is stored: the lookup has to be sent again.
 pub async fn read_lookup<B: Body<Data = Bytes> + Unpin>(
     answer: Response<B>,
     policy: &Policy,

@@ -19,8 +19,8 @@ use tracing::Instrument;
 use super::body::ReplyBody;
 use super::counters::{self, ReserveOutcome};
 use super::handler_attempt::{HandlerOutcome, UnreservedRequest};
-use super::intake::{self, GuardedRequest, Intake};
-use super::layer::{Shared, pass_on};
+use super::intake::{self, Intake, TakenRequest};
+use super::layer::{LayerState, pass_on};
 use super::render::{self, Reply};
 use super::respond::{self, Candidate, respond};
 use super::routes::{ReservedBy, Route};
@@ -31,7 +31,7 @@ use crate::telemetry;
 
 /// Serves a guarded request, from intake to response.
 pub(super) async fn serve<S, Q, A>(
-    shared: &Shared,
+    shared: &LayerState,
     mut inner: S,
     route: Arc<Route>,
     operation: Operation,
@@ -78,7 +78,12 @@ where
 }
 
 /// Reserves the key, runs the request if it has to run, and waits for the result as long as the client wants to.
-async fn begin<S, Q, A>(shared: &Shared, inner: S, route: Arc<Route>, taken: Box<GuardedRequest>) -> Reply<A>
+async fn begin<S, Q, A>(
+    shared: &LayerState,
+    inner: S,
+    route: Arc<Route>,
+    taken: Box<TakenRequest>,
+) -> Reply<A>
 where
     S: Service<Request<Q>, Response = Response<A>, Error = Infallible> + Send + 'static,
     S::Future: Send,
@@ -87,7 +92,7 @@ where
 {
     let ibid = &shared.ibid;
     // `admitted` is held until the client has its response. The run holds the part of the body for as long as it needs it.
-    let GuardedRequest { asked, ask, wait, preferred, admitted, .. } = *taken;
+    let TakenRequest { asked, ask, wait, preferred, admitted, .. } = *taken;
     let ask = ibid.engine().with_fresh_nonce(ask);
     let begin = ibid.begin_uncached(ask.clone()).instrument(tracing::debug_span!(telemetry::SPAN_BEGIN));
     let (outcome, candidate) = match begin.await {
@@ -129,10 +134,10 @@ where
 
 /// Serves a request whose key the handler reserves in its own transaction. It is detached from its client like every other.
 async fn reserved_by_handler<S, Q, A>(
-    shared: &Shared,
+    shared: &LayerState,
     mut inner: S,
     route: Arc<Route>,
-    taken: GuardedRequest,
+    taken: TakenRequest,
 ) -> Reply<A>
 where
     S: Service<Request<Q>, Response = Response<A>, Error = Infallible> + Send + 'static,

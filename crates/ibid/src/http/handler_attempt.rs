@@ -31,7 +31,7 @@ impl HeldAttempt {
         let slot = extensions.get::<AttemptSlot>()?.clone();
         let mut attempt = slot.take()?;
         // The handler has just started, and nothing was sent outside yet.
-        attempt.conceal();
+        attempt.mark_clean();
         Some(HeldAttempt { attempt: Some(attempt), slot })
     }
 }
@@ -162,7 +162,7 @@ impl UnreservedRequest {
         match self.ibid.begin_inside(self.ask.clone(), database, self.wait).await? {
             Begin::Run(mut inside) => {
                 let cell = self.outcome.clone();
-                inside.when_ended(move |outcome| set(&cell, HandlerOutcome::Ended(outcome.clone())));
+                inside.on_end(move |outcome| set(&cell, HandlerOutcome::Ended(outcome.clone())));
                 Ok(inside)
             }
             Begin::Skip(outcome) => {

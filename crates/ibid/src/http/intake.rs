@@ -17,14 +17,14 @@ use ibid_core::refusal::Refusal;
 use ibid_core::scope::{Identity, Operation, Tenant};
 
 use super::admission::{AdmissionPermit, BodyBytes, OverCapacityError};
-use super::layer::Shared;
+use super::layer::LayerState;
 use super::routes::{ReservedBy, Route};
 use super::{MissingIdentityError, TraceContext, original_uri, prefer, repeatability, stored_request};
 
 /// Result of the intake.
 pub(super) enum Intake<B> {
     /// The request can be begun.
-    Taken(Box<GuardedRequest>),
+    Taken(Box<TakenRequest>),
     /// The request has no key and needs none: it passes unguarded.
     Unguarded(Request<B>),
     /// The request is refused.
@@ -32,7 +32,7 @@ pub(super) enum Intake<B> {
 }
 
 /// A request whose body was read.
-pub(super) struct GuardedRequest {
+pub(super) struct TakenRequest {
     /// The request as the client sent it; `ask` holds it too.
     pub(super) asked: Arc<HttpRequestView>,
     pub(super) ask: BeginRequest,
@@ -48,7 +48,7 @@ pub(super) struct GuardedRequest {
 
 /// Takes in one request, whose record is named by `operation`.
 pub(super) async fn take<B>(
-    shared: &Shared,
+    shared: &LayerState,
     route: &Route,
     operation: Operation,
     request: Request<B>,
@@ -60,7 +60,7 @@ where
 }
 
 async fn try_take<B>(
-    shared: &Shared,
+    shared: &LayerState,
     route: &Route,
     operation: Operation,
     request: Request<B>,
@@ -81,13 +81,13 @@ where
         };
     }
     let form = if policy.strict_key { KeyForm::QuotedOnly } else { KeyForm::QuotedOrBare };
-    let is_optional = policy.key == KeyRule::Optional;
     let (head, body) = request.into_parts();
     let mut asked = HttpRequestView { head, body: Bytes::new(), operation };
     let in_head = policy.key_from.find_in_head(&asked, form).map_err(Refusal::KeyInvalid)?;
     let first_sent = repeatability::first_sent(policy, &asked.head.headers)?;
     // In profile `repeatability`, the first-sent field without a key is an error, even if keys are optional.
-    let is_optional = is_optional && !(policy.profile == Profile::Repeatability && first_sent.is_some());
+    let needs_key = policy.profile == Profile::Repeatability && first_sent.is_some();
+    let is_optional = policy.key == KeyRule::Optional && !needs_key;
     // A request whose key is in the source of a previous identity must not run unguarded.
     let may_be_previous = is_optional && shared.previous.may_find_key(&asked);
     if in_head == HeadSearch::Absent && !may_be_previous {
@@ -102,13 +102,8 @@ where
         HeadSearch::NeedsBody | HeadSearch::Absent if is_optional => None,
         _ => Some(RequestOwner::find(shared, policy, &asked.head)?),
     };
-    if declared_length(&asked.head.headers).is_some_and(|length| length > policy.max_request_body) {
-        return Err(Refusal::BodyTooLarge);
-    }
-    let admitted = shared.admit(&asked.head).map_err(|OverCapacityError| Refusal::Overloaded)?;
-    let read = read(body, policy.max_request_body, admitted.as_ref().map(|admitted| &*admitted.body));
-    asked.body =
-        tokio::time::timeout(shared.body_timeout, read).await.unwrap_or(Err(Refusal::BodyTimeout))?;
+    let (body, admitted) = read_admitted(shared, policy, &asked.head, body).await?;
+    asked.body = body;
     let key = match in_head {
         HeadSearch::Found(key) => Some(key),
         _ => policy.key_from.find(&asked, form).map_err(Refusal::KeyInvalid)?,
@@ -120,20 +115,33 @@ where
             false => Err(Refusal::KeyMissing),
         };
     };
-    let owner = match owner {
-        Some(owner) => owner,
-        None => RequestOwner::find(shared, policy, &asked.head)?,
-    };
+    let owner = owner.map_or_else(|| RequestOwner::find(shared, policy, &asked.head), Ok)?;
     if policy.profile == Profile::Repeatability && first_sent.is_none() {
         return Err(Refusal::FirstSentInvalid);
     }
     let key = policy.compared_key(key);
     let too_old = repeatability::is_too_old(policy, first_sent);
-    Ok(Intake::Taken(Box::new(GuardedRequest {
+    Ok(Intake::Taken(Box::new(TakenRequest {
         too_old,
         admitted,
         ..to_guarded(shared, route, asked, owner, key)
     })))
+}
+
+/// Reads the body within the policy's limit, once the request is admitted.
+async fn read_admitted<B: Body<Data = Bytes> + Unpin>(
+    shared: &LayerState,
+    policy: &Policy,
+    head: &Parts,
+    body: B,
+) -> Result<(Bytes, Option<AdmissionPermit>), Refusal> {
+    if declared_length(&head.headers).is_some_and(|length| length > policy.max_request_body) {
+        return Err(Refusal::BodyTooLarge);
+    }
+    let admitted = shared.admit(head).map_err(|OverCapacityError| Refusal::Overloaded)?;
+    let read = read(body, policy.max_request_body, admitted.as_ref().map(|admitted| &*admitted.body));
+    let body = tokio::time::timeout(shared.body_timeout, read).await.unwrap_or(Err(Refusal::BodyTimeout))?;
+    Ok((body, admitted))
 }
 
 /// The tenant that sent the request and, where the policy asks for it, the principal within the tenant.
@@ -143,7 +151,7 @@ struct RequestOwner {
 }
 
 impl RequestOwner {
-    fn find(shared: &Shared, policy: &Policy, head: &Parts) -> Result<RequestOwner, Refusal> {
+    fn find(shared: &LayerState, policy: &Policy, head: &Parts) -> Result<RequestOwner, Refusal> {
         let tenant = shared.tenants.find(head).map_err(|MissingIdentityError| Refusal::TenantMissing)?;
         let principal =
             shared.principal(policy, head).map_err(|MissingIdentityError| Refusal::TenantMissing)?;
@@ -153,12 +161,12 @@ impl RequestOwner {
 
 /// Builds the request that is begun.
 fn to_guarded(
-    shared: &Shared,
+    shared: &LayerState,
     route: &Route,
     asked: HttpRequestView,
     owner: RequestOwner,
     key: Key,
-) -> GuardedRequest {
+) -> TakenRequest {
     let policy = &route.policy;
     let RequestOwner { tenant, principal } = owner;
     let asked = Arc::new(asked);
@@ -190,7 +198,7 @@ fn to_guarded(
         InFlight::Wait => prefer::wait(headers).map_or(policy.wait, |wait| wait.min(policy.wait)),
         InFlight::Conflict | InFlight::Accepted => Duration::ZERO,
     };
-    GuardedRequest { asked, ask, wait, preferred: later && preferred, too_old: false, admitted: None }
+    TakenRequest { asked, ask, wait, preferred: later && preferred, too_old: false, admitted: None }
 }
 
 /// Reads a body to its end, or up to the limit. Trailers are dropped: a key in them is no key.

@@ -35,10 +35,11 @@ use super::routes::{Routes, Ruling, upper_case};
 use super::without_key::KeysElsewhere;
 use super::{
     MissingIdentityError, PrincipalSource, TenantSource, counters, guarded_request, method_override,
-    original_uri, pages, proof, trace,
+    original_uri, pages, proof,
 };
 use crate::ibid::Ibid;
 use crate::identity::IdentitySetting;
+use crate::trace;
 
 /// Wraps a service in an [`IdempotencyService`], which executes each guarded request once.
 ///
@@ -47,19 +48,19 @@ use crate::identity::IdentitySetting;
 #[derive(Clone)]
 #[must_use = "a layer does nothing until a service is put into it"]
 pub struct IdempotencyLayer {
-    shared: Arc<Shared>,
+    shared: Arc<LayerState>,
 }
 
 /// A service whose guarded requests are executed once; made by [`IdempotencyLayer`].
 #[derive(Clone)]
 pub struct IdempotencyService<S> {
     inner: S,
-    shared: Arc<Shared>,
+    shared: Arc<LayerState>,
 }
 
 /// The settings of a layer, shared by its services and their requests.
 #[derive(Clone)]
-pub(super) struct Shared {
+pub(super) struct LayerState {
     pub(super) ibid: Ibid,
     pub(super) tenants: TenantSource,
     pub(super) principals: PrincipalSource,
@@ -75,7 +76,7 @@ pub(super) struct Shared {
     pub(super) lends_attempts: bool,
 }
 
-impl Shared {
+impl LayerState {
     /// Admits a request, before its body is read.
     pub(super) fn admit(&self, head: &Parts) -> Result<Option<AdmissionPermit>, OverCapacityError> {
         self.admission.as_ref().map(|admission| admission.admit(head)).transpose()
@@ -139,7 +140,7 @@ impl IdempotencyLayer {
         counters::init_reserve_counters(routes.guarded_patterns());
         routes.with_optional_keys().for_each(|route| counters::without_key(route, 0));
         IdempotencyLayer {
-            shared: Arc::new(Shared {
+            shared: Arc::new(LayerState {
                 ibid,
                 tenants,
                 principals: PrincipalSource::none(),
@@ -219,8 +220,8 @@ impl IdempotencyLayer {
         self
     }
 
-    fn with(self, set: impl FnOnce(&mut Shared)) -> IdempotencyLayer {
-        let mut shared = Shared::clone(&self.shared);
+    fn with(self, set: impl FnOnce(&mut LayerState)) -> IdempotencyLayer {
+        let mut shared = LayerState::clone(&self.shared);
         set(&mut shared);
         IdempotencyLayer { shared: Arc::new(shared) }
     }

@@ -71,7 +71,7 @@ mod identity;
 mod intake;
 mod layer;
 mod method_override;
-mod otel;
+mod original_uri;
 mod pages;
 mod prefer;
 mod previous;
@@ -84,7 +84,6 @@ mod routes;
 mod routes_builder;
 mod run;
 mod stored_request;
-mod trace;
 mod transact;
 mod without_key;
 
@@ -98,10 +97,9 @@ pub use layer::{IdempotencyLayer, IdempotencyService};
 pub use render::render_refusal;
 pub use routes::{ReservedBy, Route, Routes, RoutesError, Rule, Ruling};
 pub use routes_builder::RoutesBuilder;
-pub use trace::TraceContext;
-#[cfg(feature = "opentelemetry")]
-pub(crate) use trace::continue_trace;
 pub use without_key::WithoutKey;
+
+pub use crate::trace::TraceContext;
 
 use std::sync::Arc;
 
@@ -110,8 +108,11 @@ use ibid_core::policy::Policy;
 use ibid_core::record::RecoveryPoint;
 use ibid_core::scope::Tenant;
 
+use original_uri::{original_uri, set_original_uri};
+
 /// Facts about a guarded request, for its handler; found in the request's extensions.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct GuardedRequest {
     /// The tenant that sent the request.
     pub tenant: Tenant,
@@ -123,6 +124,20 @@ pub struct GuardedRequest {
     pub after: RecoveryPoint,
     /// The policy that the request runs under.
     pub policy: Arc<Policy>,
+}
+
+impl GuardedRequest {
+    /// Creates the facts about a first attempt, to test a handler without the layer.
+    pub fn new(tenant: Tenant, key: Key, policy: Arc<Policy>) -> GuardedRequest {
+        GuardedRequest { tenant, key, attempt: 1, after: 0, policy }
+    }
+
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut GuardedRequest)) -> GuardedRequest {
+        change(&mut self);
+        self
+    }
 }
 
 /// A handler's statement about the work, for responses whose status does not tell. The handler puts it into the response's
@@ -137,15 +152,3 @@ pub enum ExecutionHint {
     /// The work may have been done; the response is lost.
     Uncertain,
 }
-
-// The URI as the client sent it, before a nested router cut its prefix off.
-#[cfg(feature = "axum")]
-use crate::axum::{original_uri, set_original_uri};
-
-#[cfg(not(feature = "axum"))]
-fn original_uri<'a>(_: &'a http::Extensions, uri: &'a http::Uri) -> &'a http::Uri {
-    uri
-}
-
-#[cfg(not(feature = "axum"))]
-fn set_original_uri(_: &mut http::Extensions, _: http::Uri) {}

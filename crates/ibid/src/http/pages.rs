@@ -8,7 +8,7 @@ use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use ibid_core::change::StoredRecord;
 use ibid_core::key::Key;
-use ibid_core::machine::{self, StatusView};
+use ibid_core::machine::{self, ClientView};
 use ibid_core::policy::{AfterExpiry, AnswerRule, KeyRule, PathRule, Policy, Profile};
 use ibid_core::refusal::{self, Refusal};
 use ibid_core::scope::{Identity, Operation, RecordId};
@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::body::ReplyBody;
 use super::cors::MadeBy;
-use super::layer::Shared;
+use super::layer::LayerState;
 use super::render::Reply;
 use super::routes::{self, Ruling, upper_case};
 use super::{original_uri, prefer, render};
@@ -29,7 +29,7 @@ pub(super) fn is_own(path: &str) -> bool {
 }
 
 /// Serves one of ibid's own pages.
-pub(super) async fn serve<B, R>(shared: &Shared, request: Request<R>) -> Reply<B> {
+pub(super) async fn serve<B, R>(shared: &LayerState, request: Request<R>) -> Reply<B> {
     if request.method() == Method::OPTIONS
         && let Some(allowed) = shared.cors.preflight(request.headers())
     {
@@ -52,7 +52,7 @@ pub(super) async fn serve<B, R>(shared: &Shared, request: Request<R>) -> Reply<B
 }
 
 /// Serves `keys/{key}` and `keys/{key}/response`.
-async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Reply<B> {
+async fn key<B, R>(shared: &LayerState, request: Request<R>, rest: &str) -> Reply<B> {
     let (head, _) = request.into_parts();
     let Ok(tenant) = shared.tenants.find(&head) else {
         return render::refusal(Refusal::TenantMissing, Profile::Ietf, None);
@@ -92,7 +92,7 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Reply<B>
     };
     match machine::describe(&stored.record, stored.now) {
         // A tombstone no longer names its tenant. Its id does, because it was made from this tenant.
-        StatusView::Expired => render::refusal(Refusal::KeyExpired, profile, None),
+        ClientView::Expired => render::refusal(Refusal::KeyExpired, profile, None),
         _ if stored.record.identity.tenant != identity.tenant => not_found(),
         view if wants_response => response(shared, &view, stored, asked_at),
         view => {
@@ -106,10 +106,10 @@ async fn key<B, R>(shared: &Shared, request: Request<R>, rest: &str) -> Reply<B>
 }
 
 /// Returns in how many seconds the state may have changed; `None` if nothing changes it without a request.
-fn look_again_in(view: &StatusView, stored: &StoredRecord) -> Option<u64> {
+fn look_again_in(view: &ClientView, stored: &StoredRecord) -> Option<u64> {
     match view {
-        StatusView::Open => Some(render::ACCEPTED_RETRY_AFTER.as_secs()),
-        StatusView::Unknown { settles_by: Some(until) } => {
+        ClientView::Open => Some(render::ACCEPTED_RETRY_AFTER.as_secs()),
+        ClientView::Unknown { settles_by: Some(until) } => {
             Refusal::OutcomeUnknown { retry_after: Some(until.since(stored.now)) }
                 .render(Profile::Ietf)
                 .retry_after
@@ -119,27 +119,27 @@ fn look_again_in(view: &StatusView, stored: &StoredRecord) -> Option<u64> {
 }
 
 /// Returns what a client should do about an unknown outcome, in the word of the refusals; `None` for other outcomes.
-fn advice(view: &StatusView) -> Option<&'static str> {
+fn advice(view: &ClientView) -> Option<&'static str> {
     match view {
-        StatusView::Unknown { settles_by: Some(_) } => Some("same-key"),
-        StatusView::Unknown { settles_by: None } => Some("never"),
+        ClientView::Unknown { settles_by: Some(_) } => Some("same-key"),
+        ClientView::Unknown { settles_by: None } => Some("never"),
         _ => None,
     }
 }
 
 /// Renders the stored response, or the refusal that a retry would get.
-fn response<B>(shared: &Shared, view: &StatusView, stored: StoredRecord, read_at: Instant) -> Reply<B> {
+fn response<B>(shared: &LayerState, view: &ClientView, stored: StoredRecord, read_at: Instant) -> Reply<B> {
     let profile = stored.record.policy.profile;
     let reason = match view {
-        StatusView::Stored => match shared.ibid.engine().replay(stored, read_at) {
+        ClientView::Stored => match shared.ibid.engine().replay(stored, read_at) {
             Some(stored) => return render::stored_page(&stored),
             None => Refusal::ResponseNotRetained,
         },
-        StatusView::NotRetained => Refusal::ResponseNotRetained,
-        StatusView::Unknown { settles_by: until } => {
+        ClientView::NotRetained => Refusal::ResponseNotRetained,
+        ClientView::Unknown { settles_by: until } => {
             Refusal::OutcomeUnknown { retry_after: until.map(|until| until.since(stored.now)) }
         }
-        StatusView::Open => {
+        ClientView::Open => {
             Refusal::RequestInProgress { retry_after: retry_after_for_duplicate(&stored.record, stored.now) }
         }
         _ => return not_found(),
@@ -148,7 +148,7 @@ fn response<B>(shared: &Shared, view: &StatusView, stored: StoredRecord, read_at
 }
 
 /// Renders the state of a record for its client. Every value is a number, a date or a word of ibid's, so nothing needs escaping.
-fn state(stored: &StoredRecord, view: &StatusView) -> String {
+fn state(stored: &StoredRecord, view: &ClientView) -> String {
     let record = &stored.record;
     let date = |at: Option<ibid_core::time::Timestamp>| {
         at.map_or("null".to_owned(), |at| format!("\"{}\"", render::http_date(at)))
@@ -172,7 +172,7 @@ fn state(stored: &StoredRecord, view: &StatusView) -> String {
 }
 
 /// Renders the published policy: what is guarded, how, and for how long.
-fn policy(shared: &Shared) -> String {
+fn policy(shared: &LayerState) -> String {
     let rules: Vec<String> = shared
         .routes
         .rules()

@@ -12,7 +12,7 @@ use ibid_core::policy::{BindRule, IdentityRules, Policy};
 use ibid_core::scope::{Identity, Operation, RecordId};
 
 use super::intake::HttpRequestView;
-use super::layer::Shared;
+use super::layer::LayerState;
 use super::original_uri;
 use super::routes::{ReservedBy, Routes, Rule};
 use crate::identity::{PreviousIdentity, StoreIdentity};
@@ -51,7 +51,7 @@ impl PreviousRoutes {
     /// Returns the names of a request's record under previous identities, as far as they differ from its current name.
     pub(super) fn names(
         &self,
-        shared: &Shared,
+        shared: &LayerState,
         asked: &Arc<HttpRequestView>,
         ask: &BeginRequest,
     ) -> Vec<PreviousName> {

@@ -15,10 +15,10 @@ use super::render::{
     store_unavailable,
 };
 use super::routes::Route;
-use super::{cors, repeatability, trace};
+use super::{cors, repeatability};
 use crate::engine::UnavailableError;
 use crate::outcome::Outcome;
-use crate::telemetry;
+use crate::{telemetry, trace};
 
 /// The response that a client gets if the outcome of its request allows it.
 pub(super) enum Candidate<B> {

@@ -13,7 +13,7 @@ use ibid_core::record::Record;
 use ibid_core::store::BoxFuture;
 use tower_service::Service;
 
-use super::layer::Shared;
+use super::layer::LayerState;
 use super::routes::{ReservedBy, Route};
 use super::run::Run;
 use super::stored_request;
@@ -22,13 +22,13 @@ use crate::upkeep::Resume;
 
 /// Runs stored requests on a service.
 pub(super) struct Resumer<S, Q> {
-    shared: Arc<Shared>,
+    shared: Arc<LayerState>,
     service: S,
     request: PhantomData<fn() -> Q>,
 }
 
 impl<S, Q> Resumer<S, Q> {
-    pub(super) fn new(shared: Arc<Shared>, service: S) -> Resumer<S, Q> {
+    pub(super) fn new(shared: Arc<LayerState>, service: S) -> Resumer<S, Q> {
         Resumer { shared, service, request: PhantomData }
     }
 }
@@ -63,7 +63,7 @@ where
 }
 
 /// Returns the route of a stored request, under the policy that its record was begun with.
-fn route_of(shared: &Shared, ask: &BeginRequest) -> Arc<Route> {
+fn route_of(shared: &LayerState, ask: &BeginRequest) -> Arc<Route> {
     let operation = &ask.identity.operation;
     let method = Method::from_bytes(operation.method.as_bytes()).ok();
     let route = method.and_then(|method| shared.routes.find(&method, &operation.path));

@@ -49,6 +49,7 @@ pub enum Ruling<'r, 'p> {
 
 /// One rule, as configured.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Rule {
     /// The methods that the rule covers.
     pub methods: Vec<Method>,
@@ -58,6 +59,20 @@ pub struct Rule {
     pub policy: Option<Policy>,
     /// The side that reserves the key.
     pub reserved_by: ReservedBy,
+}
+
+impl Rule {
+    /// Creates a rule whose keys the layer reserves. `None` exempts the route.
+    pub fn new(methods: Vec<Method>, pattern: impl Into<String>, policy: Option<Policy>) -> Rule {
+        Rule { methods, pattern: pattern.into(), policy, reserved_by: ReservedBy::Layer }
+    }
+
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Rule)) -> Rule {
+        change(&mut self);
+        self
+    }
 }
 
 /// The side that reserves a route's keys.

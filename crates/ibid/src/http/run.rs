@@ -96,7 +96,7 @@ impl Run {
         let Some((attempt, client)) = self.ensure_wanted(attempt, client).await else { return };
         let renewal = attempt.keep_alive();
         let span = tracing::debug_span!(telemetry::SPAN_RUN, record = %attempt.short_id(), attempt = attempt.number());
-        let rules = attempt.begun().policy.clone();
+        let rules = attempt.begun_record().policy.clone();
         let (request, slot) = self.handler_request(attempt, asked);
         let handler = async {
             let Ok(response) = inner.call(request).await;
@@ -159,12 +159,12 @@ impl Run {
             let _ = attempt.release(ErrorCode::ClientGone).await;
             return None;
         }
-        if attempt.ready().await.is_err() {
+        if attempt.ensure_lease().await.is_err() {
             let outcome = attempt.release(ErrorCode::NotSent).await;
             client.send(outcome, Candidate::Refusal(render::store_unavailable()));
             return None;
         }
-        // Checked again, because `ready` may have waited for the store.
+        // Checked again, because `ensure_lease` may have waited for the store.
         if client.has_left() {
             let _ = attempt.release(ErrorCode::ClientGone).await;
             return None;

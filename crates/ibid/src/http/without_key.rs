@@ -70,8 +70,8 @@ impl KeysElsewhere {
         if self.0.lock().insert(route.clone()) {
             tracing::warn!(
                 %route,
-                place = %source,
-                "a request without a key passed unguarded, and has one in another place: see `key_from`"
+                source = %source,
+                "request without a key passed unguarded, but carries one elsewhere: see `key_from`"
             );
         }
     }

@@ -64,6 +64,10 @@ pub struct ForgetReport {
 /// # Errors
 ///
 /// Fails if the store does not answer, or if this version cannot read the stored text.
+///
+/// # Cancel safety
+///
+/// Cancel safe: it only reads.
 pub async fn load_setting(store: &dyn Store) -> Result<Option<IdentitySetting>, IdentityError> {
     store.setting(SETTING).await?.map(|text| IdentitySetting::parse(&text)).transpose()
 }
@@ -143,6 +147,11 @@ pub(crate) async fn wait_for_processes(
 /// # Errors
 ///
 /// Fails if the identity is not active, or if the store does not answer.
+///
+/// # Cancel safety
+///
+/// One write at the end changes the setting. If the future is dropped before, nothing has changed; while it is sent, it may
+/// be applied or not. Calling it again is safe.
 pub async fn forget_previous(store: &dyn Store) -> Result<ForgetReport, ChangeError> {
     let setting = load_setting(store).await?.ok_or(ChangeError::NotSet)?;
     if setting.phase != IdentityPhase::Active {
@@ -181,6 +190,10 @@ pub async fn forget_previous(store: &dyn Store) -> Result<ForgetReport, ChangeEr
 /// # Errors
 ///
 /// Fails if the store does not answer.
+///
+/// # Cancel safety
+///
+/// Cancel safe: it only reads.
 pub async fn live_records(store: &dyn Store) -> Result<u64, StoreError> {
     let mut count = 0;
     let counts = |stored: &StoredRecord| {

@@ -161,9 +161,9 @@ impl Default for StoreIdentity {
 /// One difference between a stored identity and a process's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// The tenant, the defaults, or a route.
-    pub place: String,
-    /// The field that differs there.
+    /// The part of the identity that differs: the tenant, the defaults, or a route.
+    pub section: String,
+    /// The field of that part that differs.
     pub field: String,
     /// The stored value of the field.
     pub stored: String,
@@ -172,22 +172,22 @@ pub struct Difference {
 }
 
 impl Difference {
-    fn between(place: &str, field: &str, stored: &str, ours: &str) -> Option<Difference> {
-        let [place, field, stored, ours] = [place, field, stored, ours].map(str::to_owned);
-        (stored != ours).then_some(Difference { place, field, stored, ours })
+    fn between(section: &str, field: &str, stored: &str, ours: &str) -> Option<Difference> {
+        let [section, field, stored, ours] = [section, field, stored, ours].map(str::to_owned);
+        (stored != ours).then_some(Difference { section, field, stored, ours })
     }
 }
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {} `{}` → `{}`", self.place, self.field, self.stored, self.ours)
+        write!(f, "{}: {} `{}` → `{}`", self.section, self.field, self.stored, self.ours)
     }
 }
 
-fn differing(place: &str, stored: &IdentityRules, ours: &IdentityRules) -> Vec<Difference> {
+fn differing(section: &str, stored: &IdentityRules, ours: &IdentityRules) -> Vec<Difference> {
     let fields = stored.fields().into_iter().zip(ours.fields());
     fields
-        .filter_map(|((field, stored), (_, ours))| Difference::between(place, field, &stored, &ours))
+        .filter_map(|((field, stored), (_, ours))| Difference::between(section, field, &stored, &ours))
         .collect()
 }
 

@@ -17,6 +17,10 @@ use crate::random::random;
 /// Fails if the store does not answer, or if the stored secret is not valid.
 ///
 /// [`StoreIdentity::with_tenant_secret`]: super::StoreIdentity::with_tenant_secret
+///
+/// # Cancel safety
+///
+/// If the future is dropped midway, a new secret may be stored or not. The next call returns the one that is stored.
 pub async fn tenant_secret(store: &dyn Store) -> Result<Secret, StoreError> {
     let secret = store.put_if_absent(SETTING, Bytes::copy_from_slice(&random::<SECRET_BYTES>())).await?;
     Secret::new(&secret)

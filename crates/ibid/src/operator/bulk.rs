@@ -43,6 +43,7 @@ impl BulkAction {
 
 /// The records that an action would change.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct BulkPreview {
     /// The records that it would change, at most [`BULK_MAX`].
     pub records: Vec<StoredRecord>,
@@ -67,6 +68,10 @@ impl Operator {
     /// # Errors
     ///
     /// Fails if the store cannot be read.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
     pub async fn preview(
         &self,
         filter: RecordFilter,

@@ -11,12 +11,13 @@ use tokio::time::Instant;
 
 use super::{Operator, OperatorError, RecordList};
 use crate::outbox::SettledEffect;
-use crate::outbox::record_result::{EffectResult, OwedAnswer, answer};
+use crate::outbox::record_result::{EffectResult, OwedResponse, settle_record};
 use crate::outbox::{statements, store_tx};
 use crate::record_sql::{self, WriteOptions};
 
 /// Records and effects that an operator must look at.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct DeadLetters {
     /// Records that are dead letters.
     pub records: RecordList,
@@ -77,6 +78,10 @@ impl Operator {
     /// # Errors
     ///
     /// Fails if the store has no outbox, or cannot be read.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
     pub async fn effects(
         &self,
         filter: EffectFilter,
@@ -90,6 +95,10 @@ impl Operator {
     /// # Errors
     ///
     /// Fails if there is none, or the store cannot be read.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
     pub async fn effect(&self, seq: i64) -> Result<StoredEffect, OperatorError> {
         let store = self.outbox()?;
         let now = store.now();
@@ -133,6 +142,10 @@ impl Operator {
     /// # Errors
     ///
     /// Fails if the store cannot be read.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
     pub async fn dead_letters(
         &self,
         records_after: Option<Cursor>,
@@ -167,10 +180,11 @@ impl Operator {
         let store = self.outbox()?;
         let (terms, sent_at, act) = (WriteOptions::of(store), Instant::now(), act.clone());
         let write = store_tx::run(store, move |tx| Box::pin(write(tx, seq, action, act, terms)));
-        let answered = write.await??;
+        let owed = write.await??;
+        self.check_still_open().await?;
         if let Some(ibid) = &self.ibid {
-            if let Some(answered) = answered {
-                answered.publish(ibid, sent_at);
+            if let Some(owed) = owed {
+                owed.publish(ibid, sent_at);
             }
             // The effect is due, or the next one of its aggregate may run.
             ibid.outbox().enqueued.notify_waiters();
@@ -190,7 +204,7 @@ async fn write(
     action: EffectAction,
     act: OperatorAction,
     terms: WriteOptions,
-) -> Result<Result<Option<OwedAnswer>, OperatorError>, SqlError> {
+) -> Result<Result<Option<OwedResponse>, OperatorError>, SqlError> {
     let Some(effect) = statements::load(tx, seq, terms.now).await? else {
         return Ok(Err(OperatorError::NoSuchEffect(seq)));
     };
@@ -201,15 +215,15 @@ async fn write(
         return Ok(Err(OperatorError::EffectChanged));
     }
     let name = action.name();
-    let answered = match action {
+    let owed = match action {
         // A verification may have been due, with the record still waiting for it.
         EffectAction::Discard if effect.owes => {
-            answer(tx, &effect, &SettledEffect::Dead { why: format!("{name} {act}") }, terms).await?
+            settle_record(tx, &effect, &SettledEffect::Dead { why: format!("{name} {act}") }, terms).await?
         }
         _ => None,
     };
     let (before, after) = (effect.state.name(), change.state.name());
     let detail = format!("effect `{}` {name}, {before} to {after}, {act}", effect.name);
     record_sql::add_history(tx, &effect.record, &History { what: Line::Operator, detail }, terms.now).await?;
-    Ok(Ok(answered))
+    Ok(Ok(owed))
 }

@@ -55,6 +55,7 @@ pub struct Operator {
 
 /// One page of records, in the order of their ids.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct RecordList {
     /// The records, without their responses.
     pub records: Vec<StoredRecord>,
@@ -93,11 +94,31 @@ impl Operator {
         })
     }
 
+    /// Checks, after an action was written, that it was written to an open store.
+    ///
+    /// T1 (an action) reads that the store is open, and stalls; T2 (a copy) closes the store, waits, and copies the record; T1 writes to
+    /// the record in the source, which no process uses any more. The operator must not take that for done.
+    async fn check_still_open(&self) -> Result<(), StoreError> {
+        identity::check_open(&*self.store).await.map_err(|error| match error {
+            IdentityError::Store(error) => error,
+            other => {
+                tracing::warn!(error = %other, "an operator's action was written to a store that a copy has closed");
+                let why = "a copy closed the store while the action was written, and may not have it: look at the record in the \
+                           store that is open, and act there";
+                StoreError::lasting(self.store.facts().name, "act on a record", why)
+            }
+        })
+    }
+
     /// Returns one page of the records that match `filter`.
     ///
     /// # Errors
     ///
     /// Fails if the store cannot be read.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
     pub async fn find(&self, filter: RecordFilter) -> Result<RecordList, StoreError> {
         let dead_letters = filter.dead_letter;
         let Page { items: mut records, next } = self.store.require_browse()?.list(filter).await?;
@@ -113,6 +134,10 @@ impl Operator {
     /// # Errors
     ///
     /// Fails if there is none, if there are several, or if the store cannot be read.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
     pub async fn get(&self, prefix: &IdPrefix) -> Result<StoredRecord, OperatorError> {
         let filter = RecordFilter::default().with(|filter| {
             filter.prefix = Some(prefix.clone());
@@ -130,6 +155,10 @@ impl Operator {
     /// # Errors
     ///
     /// Fails if there is none, or if the store cannot be read.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
     pub async fn history(&self, id: RecordId) -> Result<RecordHistory, OperatorError> {
         let stored = self.load(id).await?.ok_or(OperatorError::NoSuchRecord)?;
         Ok(RecordHistory { stored, history: self.store.require_browse()?.history(id).await? })
@@ -140,6 +169,10 @@ impl Operator {
     /// # Errors
     ///
     /// Fails if the store cannot be read.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
     pub async fn count(&self) -> Result<RecordCounts, StoreError> {
         self.store.require_browse()?.count().await
     }

@@ -122,10 +122,12 @@ impl Operator {
             match self.commit(&change).await? {
                 Commit::Done(stamp) => {
                     self.notify(&id);
+                    self.check_still_open().await?;
                     return Ok(apply_change(&change, stamp, Some(&stored)).unwrap_or(stored));
                 }
                 Commit::Conflict(Some(newer)) if change.is_stored_as(&newer) => {
                     self.notify(&id);
+                    self.check_still_open().await?;
                     return Ok(*newer);
                 }
                 Commit::Conflict(newer) => stored = *newer.ok_or(OperatorError::NoSuchRecord)?,

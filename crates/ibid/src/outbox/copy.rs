@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{statements, store_tx};
 use crate::random::nonce;
-use crate::record_sql::copy::{check_bytes, check_fence, put, row_bytes};
+use crate::record_sql::copy::{check_fence, check_values, put};
 use crate::record_sql::{DialectSql, WriteOptions, in_all_dialects, run};
 
 /// Returns one page of effects, in the order of their numbers. A store without an outbox has none.
@@ -55,7 +55,7 @@ pub(crate) async fn import(
 
 /// Fails if the store can't hold one of these effects.
 pub(crate) async fn check(store: &dyn SqlStore, effects: &[StoredEffect]) -> Result<(), StoreError> {
-    check_bytes(store, effects.iter().map(|effect| row_bytes(columns(effect))).max().unwrap_or(0)).await
+    check_values(store, effects.iter().map(columns).collect(), 0).await
 }
 
 /// Gives an effect whose claim has lapsed another version, and changes nothing else: a worker that comes back late can't record its

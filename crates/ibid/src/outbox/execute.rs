@@ -39,7 +39,7 @@ impl<D: Database> ClaimedEffect<D> {
     pub(super) async fn execute(self) -> EffectEnd {
         // The store started the lease after `at`, so the lease does not end before `until`.
         let until = self.at + self.effect.rules.lease();
-        let call = EffectCall::new(&self.effect, (Instant::now() + self.timeout).min(until));
+        let call = EffectCall::of(&self.effect, (Instant::now() + self.timeout).min(until));
         let result = match self.reason {
             _ if !self.is_confirmed => not_made("the claim got no reply", None),
             ClaimReason::Call => self.call(&call, until).await,
@@ -58,7 +58,7 @@ impl<D: Database> ClaimedEffect<D> {
         let provider_id = result.provider_id.clone();
         let ended = writer.write(result).await;
         self.count(ended);
-        if matches!(ended, EffectEnd::Moved { to: EffectState::Unknown | EffectState::Queued, .. }) {
+        if matches!(ended, EffectEnd::Moved { to, .. } if to.waits_for_evidence()) {
             apply_earlier_evidence(&self.ibid, &self.effect, provider_id).await;
         }
         ended
@@ -95,7 +95,7 @@ impl<D: Database> ClaimedEffect<D> {
     }
 
     async fn verify(&self, call: &EffectCall, until: Instant) -> EffectResult {
-        let unsure = |why| EffectResult::because(EffectEvent::Verified(None), why);
+        let unsure = |why: &str| EffectResult::because(EffectEvent::Verified(None), why);
         if let Some(made) = decode_unrecorded(&self.effect) {
             return EffectResult::made(EffectEvent::Verified(Some(true)), made);
         }
@@ -104,11 +104,14 @@ impl<D: Database> ClaimedEffect<D> {
         }
         let reply = AssertUnwindSafe(async { self.handler.verify(call).await }).catch_unwind();
         match tokio::time::timeout_at(call.deadline, reply).await {
-            Ok(Ok(VerifyOutcome::Made(made))) => EffectResult::made(EffectEvent::Verified(Some(true)), made),
-            Ok(Ok(VerifyOutcome::NotMade)) => {
+            Ok(Ok(Err(error))) => unsure(&error.to_string()),
+            Ok(Ok(Ok(VerifyOutcome::Made(made)))) => {
+                EffectResult::made(EffectEvent::Verified(Some(true)), made)
+            }
+            Ok(Ok(Ok(VerifyOutcome::NotMade))) => {
                 EffectResult::because(EffectEvent::Verified(Some(false)), "the provider was asked: not made")
             }
-            Ok(Ok(VerifyOutcome::Unsure)) => unsure("the provider was asked, and could not tell"),
+            Ok(Ok(Ok(VerifyOutcome::Unsure))) => unsure("the provider was asked, and could not tell"),
             Ok(Err(_)) => unsure("the handler panicked while it asked the provider"),
             Err(_) => unsure("asking the provider took too long"),
         }

@@ -4,50 +4,66 @@ use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
-use ibid_core::effect::StoredEffect;
+use ibid_core::effect::{StoredEffect, downstream_key};
+use ibid_core::record::Nonce;
 use ibid_core::response::Response;
-use ibid_core::scope::RecordId;
-use serde::Deserialize;
+use ibid_core::scope::{RecordId, Tenant};
 use tokio::time::Instant;
 
-/// Executes effects of one kind. `T` is the transaction type of the worker's [`Database`](ibid_core::sql::Database).
+use super::payload::{self, EffectPayload, PayloadError, RawPayload};
+
+/// Executes effects of one kind. `T` is the transaction type of the worker's [`Database`](ibid_core::sql::Database), such as
+/// `SqlxPostgresTx` for `SqlxPostgres`. A handler that writes no rows can be generic in it.
 ///
 /// Write the methods as `async fn`:
 ///
 /// ```
 /// use ibid::outbox::{CallOutcome, CallResult, EffectCall, EffectHandler};
 ///
+/// #[derive(serde::Deserialize)]
+/// struct Letter {
+///     address: String,
+/// }
+///
 /// struct Mail;
 ///
 /// impl<T: Send> EffectHandler<T> for Mail {
-///     async fn call(&self, call: &EffectCall) -> CallOutcome {
-///         let address: String = match call.json() {
-///             Ok(address) => address,
-///             Err(error) => return CallOutcome::Refused { why: error.to_string() },
-///         };
+///     type Payload = Letter;
+///
+///     async fn call(&self, call: &EffectCall<Letter>) -> CallOutcome {
+///         let address = call.payload.address.clone();
 ///         // … send it, under `call.downstream_key` …
-///         CallOutcome::Made(CallResult { result: address.into(), ..CallResult::default() })
+///         CallOutcome::Made(CallResult::default().with(|made| made.result = address.into()))
 ///     }
 /// }
 /// ```
+///
+/// # A payload that can't be parsed
+///
+/// None of the methods can run then, and no call is made. An effect whose call is due becomes dead, with the reason; one that
+/// has to be verified is `unknown` once its tries are used up. Your rows stay as they are. If the result of an earlier call is
+/// known, from a webhook or because it could not be recorded, ibid keeps it until a worker can parse the payload and record it.
 pub trait EffectHandler<T>: Send + Sync {
+    /// Type of the payload: one that implements [`Deserialize`](serde::Deserialize), or [`RawPayload`] for bytes.
+    type Payload: EffectPayload;
+
     /// Makes the call. No transaction is open.
     ///
     /// Return [`CallOutcome::Uncertain`] unless you know the result. A timeout or a panic counts as `Uncertain` too.
-    fn call(&self, call: &EffectCall) -> impl Future<Output = CallOutcome> + Send;
+    fn call(&self, call: &EffectCall<Self::Payload>) -> impl Future<Output = CallOutcome> + Send;
 
     /// Asks the provider whether an earlier call with an unknown outcome was made. The worker calls it only for effects that
     /// are declared `verified`.
-    fn verify(&self, call: &EffectCall) -> impl Future<Output = VerifyOutcome> + Send {
+    fn verify(&self, call: &EffectCall<Self::Payload>) -> impl Future<Output = VerifyOutcome> + Send {
         let _ = call;
         async { VerifyOutcome::Unsure }
     }
 
     /// Converts the result that a webhook reports into the form that `call` and `verify` return.
     ///
-    /// `told` holds the body of the webhook's payload as `result`. Its `answer` has the same body, and the status of the
-    /// reported outcome. A decline is an answer too.
-    fn on_evidence(&self, call: &EffectCall, told: CallResult) -> CallResult {
+    /// `told` holds the body of the webhook's payload as `result`. Its `response` has the same body, and the status of
+    /// the reported outcome. A decline is a response too.
+    fn on_evidence(&self, call: &EffectCall<Self::Payload>, told: CallResult) -> CallResult {
         let _ = call;
         told
     }
@@ -60,7 +76,7 @@ pub trait EffectHandler<T>: Send + Sync {
     /// handles the lapse if there is none.
     fn record(
         &self,
-        call: &EffectCall,
+        call: &EffectCall<Self::Payload>,
         settled: &SettledEffect,
         tx: &mut T,
     ) -> impl Future<Output = Result<(), BoxError>> + Send {
@@ -72,13 +88,14 @@ pub trait EffectHandler<T>: Send + Sync {
 /// Any error, boxed and sendable.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// One call to be made.
+/// One call to be made, with its payload.
 #[derive(Clone)]
-pub struct EffectCall {
+#[non_exhaustive]
+pub struct EffectCall<P = RawPayload> {
     /// The key for the provider, the same for every try.
     pub downstream_key: String,
     /// The payload that was enqueued.
-    pub payload: Bytes,
+    pub payload: P,
     /// Number of this try, from 1.
     pub tries: u32,
     /// Tenant that the effect belongs to.
@@ -100,20 +117,60 @@ pub struct EffectCall {
     pub deadline: Instant,
 }
 
-impl EffectCall {
-    /// The payload of an effect that was made with [`NewEffect::json`](ibid_core::effect::NewEffect::json).
-    ///
-    /// # Errors
-    ///
-    /// If the payload is no JSON of this type.
-    pub fn json<'p, P: Deserialize<'p>>(&'p self) -> Result<P, serde_json::Error> {
-        serde_json::from_slice(&self.payload)
+impl<P> EffectCall<P> {
+    /// Creates a call, to test a handler without a worker: the first try of an effect of the only tenant, with a minute to go.
+    /// Set what else the handler looks at by [`with`](EffectCall::with).
+    pub fn new(kind: impl Into<String>, payload: P) -> EffectCall<P> {
+        let kind = kind.into();
+        let record = RecordId::from_bytes([0; RecordId::LEN]);
+        EffectCall {
+            downstream_key: downstream_key(&record, Nonce(0), &kind),
+            payload,
+            tries: 1,
+            tenant: Tenant::only().as_str().to_owned(),
+            record,
+            trace: None,
+            name: kind.clone(),
+            kind,
+            aggregate: None,
+            provider_id: None,
+            deadline: Instant::now() + TEST_TIME,
+        }
     }
 
-    pub(crate) fn new(effect: &StoredEffect, deadline: Instant) -> EffectCall {
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut EffectCall<P>)) -> EffectCall<P> {
+        change(&mut self);
+        self
+    }
+}
+
+impl EffectCall {
+    /// Parses the payload.
+    pub(crate) fn parse<P: EffectPayload>(&self) -> Result<EffectCall<P>, PayloadError> {
+        let payload = payload::parse(&self.payload)?;
+        let EffectCall { downstream_key, tenant, trace, name, kind, aggregate, provider_id, .. } =
+            self.clone();
+        Ok(EffectCall {
+            downstream_key,
+            payload,
+            tries: self.tries,
+            tenant,
+            record: self.record,
+            trace,
+            name,
+            kind,
+            aggregate,
+            provider_id,
+            deadline: self.deadline,
+        })
+    }
+
+    pub(crate) fn of(effect: &StoredEffect, deadline: Instant) -> EffectCall {
         EffectCall {
             downstream_key: effect.downstream_key.clone(),
-            payload: effect.payload.clone(),
+            payload: RawPayload(effect.payload.clone()),
             tries: effect.tries,
             tenant: effect.tenant.clone(),
             record: effect.record,
@@ -128,7 +185,7 @@ impl EffectCall {
 }
 
 /// Omits payload and key, because only the provider may see them.
-impl fmt::Debug for EffectCall {
+impl<P> fmt::Debug for EffectCall<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EffectCall")
             .field("record", &self.record.short())
@@ -173,6 +230,7 @@ pub enum CallOutcome {
 
 /// Result of a call that was made.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct CallResult {
     /// Bytes that are stored with the effect.
     pub result: Bytes,
@@ -180,7 +238,16 @@ pub struct CallResult {
     pub provider_id: Option<String>,
     /// The record's final response, if the effect owes it. If the effect owes it and this is `None`, the record becomes
     /// `unknown` and needs an operator: an invented response could never be taken back.
-    pub answer: Option<Response>,
+    pub response: Option<Response>,
+}
+
+impl CallResult {
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut CallResult)) -> CallResult {
+        change(&mut self);
+        self
+    }
 }
 
 /// Result of [`EffectHandler::verify`], which asks the provider about an earlier call.
@@ -212,3 +279,6 @@ pub enum SettledEffect {
         why: String,
     },
 }
+
+/// Time that is left for a call which a test creates: as long as the default lease.
+const TEST_TIME: Duration = Duration::from_secs(60);

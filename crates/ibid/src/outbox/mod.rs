@@ -33,26 +33,27 @@
 //!
 //! struct Charge;
 //!
-//! impl EffectHandler<RusqliteTx<'static>> for Charge {
-//!     async fn call(&self, call: &EffectCall) -> CallOutcome {
+//! impl EffectHandler<RusqliteTx> for Charge {
+//!     type Payload = String; // or your own type with `#[derive(Deserialize)]`
+//!
+//!     async fn call(&self, call: &EffectCall<String>) -> CallOutcome {
 //!         // Call the provider here, with the key `call.downstream_key` and before `call.deadline`.
-//!         let provider_id = Some(format!("ch_{}", call.downstream_key));
-//!         CallOutcome::Made(CallResult { provider_id, ..CallResult::default() })
+//!         let id = format!("ch_{}", call.downstream_key);
+//!         CallOutcome::Made(CallResult::default().with(|made| made.provider_id = Some(id)))
 //!     }
 //!
 //!     async fn record(
 //!         &self,
-//!         call: &EffectCall,
+//!         call: &EffectCall<String>,
 //!         settled: &SettledEffect,
-//!         tx: &mut RusqliteTx<'static>,
+//!         tx: &mut RusqliteTx,
 //!     ) -> Result<(), BoxError> {
 //!         let state = match settled {
 //!             SettledEffect::Done(_) => "succeeded",
 //!             // An earlier try may have made the call: only the provider can tell.
 //!             SettledEffect::Dead { .. } | SettledEffect::Unknown { .. } => "in review",
 //!         };
-//!         let id: String = call.json()?;
-//!         tx.execute("update payment set state = ?2 where id = ?1", (id, state))?;
+//!         tx.execute("update payment set state = ?2 where id = ?1", (&call.payload, state))?;
 //!         Ok(())
 //!     }
 //! }
@@ -91,7 +92,7 @@
 //! ```
 //!
 //! A worker polls the outbox about once a second. It sees effects that its own process enqueues at once, and those of other
-//! processes at its next poll. Effects of one [aggregate](NewEffect::ordered_by) run one after the other. A dead letter
+//! processes at its next poll. One tenant gets at most half of a worker's calls at once. Effects of one [aggregate](NewEffect::ordered_by) run one after the other. A dead letter
 //! blocks the effects behind it until an operator [retries](crate::operator::Operator::retry) or
 //! [discards](crate::operator::Operator::discard) it.
 
@@ -103,7 +104,15 @@ pub(crate) mod copy;
 
 pub(crate) mod dyn_handler;
 
+mod due_effects;
+
 mod handler;
+
+mod handler_limits;
+
+mod look;
+
+mod payload;
 
 mod worker;
 
@@ -120,7 +129,7 @@ mod mysql_statements;
 pub(crate) mod store_tx;
 
 #[cfg(feature = "opentelemetry")]
-use crate::http::continue_trace;
+use crate::trace::continue_trace;
 
 /// Does nothing: without OpenTelemetry a span has no parent, and only the handler gets the trace of an effect.
 #[cfg(not(feature = "opentelemetry"))]
@@ -142,4 +151,6 @@ pub(crate) struct OutboxState {
 pub use handler::{
     BoxError, CallOutcome, CallResult, EffectCall, EffectHandler, SettledEffect, VerifyOutcome,
 };
-pub use worker::{HandlerLimits, Worker, WorkerBuilder, WorkerError, WorkerRound};
+pub use handler_limits::HandlerLimits;
+pub use payload::{EffectPayload, RawPayload};
+pub use worker::{Worker, WorkerBuilder, WorkerError, WorkerRound};

@@ -4,12 +4,10 @@
 
 use std::collections::HashMap;
 
-use ibid_core::effect::EffectClaim;
 use ibid_core::sql::Type::{Bool, I64, Text};
 use ibid_core::sql::{Param, SqlError, SqlTx, Statement};
 
-use super::statements::{TURNS_MAX, Turns, code};
-use crate::record_sql::nonce_param;
+use super::statements::{TURNS_MAX, Turns};
 
 /// Unblocks the first open effect of each aggregate that has a turn, and deletes the turns.
 pub(super) async fn give_turns(tx: &mut dyn SqlTx, limit: Param<'_>) -> Result<Turns, SqlError> {
@@ -47,27 +45,6 @@ async fn unblock_first(tx: &mut dyn SqlTx, tenant: &str, aggregate: &str) -> Res
     Ok(true)
 }
 
-/// Claims the oldest due effects of all kinds, and returns their numbers.
-pub(super) async fn take(tx: &mut dyn SqlTx, claim: &EffectClaim) -> Result<Vec<i64>, SqlError> {
-    let (from, to) = claim.reason.states();
-    let mut due = Vec::new();
-    for kind in &claim.kinds {
-        let params = [Param::Text(kind), code(from), Param::I64(i64::from(claim.limit))];
-        for mut row in tx.query(&TAKE_LOCK, &params).await? {
-            let seq = row.i64()?;
-            due.push((row.i64()?, seq));
-        }
-    }
-    due.sort_unstable();
-    due.truncate(claim.limit as usize);
-    let seqs: Vec<i64> = due.into_iter().map(|(_, seq)| seq).collect();
-    if !seqs.is_empty() {
-        let is_try = Param::I64(i64::from(claim.reason.is_try()));
-        tx.execute(&TAKE, &[Param::Text(&json(&seqs)), code(to), nonce_param(claim.nonce), is_try]).await?;
-    }
-    Ok(seqs)
-}
-
 /// `Param` has no array type, so numbers are passed as JSON.
 fn json(numbers: &[i64]) -> String {
     serde_json::to_string(numbers).expect("numbers are JSON")
@@ -81,6 +58,3 @@ static BLOCKED_LOCK: Statement =
     Statement { text: include_str!("sql/mysql/blocked_lock.sql"), columns: &[I64] };
 static UNBLOCK: Statement = Statement { text: include_str!("sql/mysql/unblock.sql"), columns: &[] };
 static TURNS_END: Statement = Statement { text: include_str!("sql/mysql/turns_end.sql"), columns: &[] };
-static TAKE_LOCK: Statement =
-    Statement { text: include_str!("sql/mysql/take_lock.sql"), columns: &[I64, I64] };
-static TAKE: Statement = Statement { text: include_str!("sql/mysql/take.sql"), columns: &[] };

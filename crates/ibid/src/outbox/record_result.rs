@@ -145,7 +145,7 @@ impl<D: Database> ResultWriter<'_, D> {
         settled: Option<&SettledEffect>,
     ) -> Result<TxOutcome, BoxError> {
         let sent_at = Instant::now();
-        let mut tx = self.database.begin().await?;
+        let mut tx = self.begin(self.until).await?;
         let terms = WriteOptions::of(sql(self.ibid)?);
         let now = terms.now;
         // Effect first, then record. A lost claim is then noticed before any work, and every writer locks in this order.
@@ -161,8 +161,8 @@ impl<D: Database> ResultWriter<'_, D> {
                 stored => TxOutcome::No(stored.map(Box::new)),
             });
         }
-        let answered = match settled {
-            Some(settled) if self.effect.owes => answer(&mut tx, self.effect, settled, terms).await?,
+        let owed = match settled {
+            Some(settled) if self.effect.owes => settle_record(&mut tx, self.effect, settled, terms).await?,
             _ => None,
         };
         if let Some(settled) = settled {
@@ -186,10 +186,19 @@ impl<D: Database> ResultWriter<'_, D> {
         if failpoint::at("done.after").await == Hit::Lost {
             return Err("a failpoint".into());
         }
-        if let Some(answered) = answered {
-            answered.publish(self.ibid, sent_at);
+        if let Some(owed) = owed {
+            owed.publish(self.ibid, sent_at);
         }
         Ok(TxOutcome::Yes)
+    }
+
+    /// Begins a transaction, unless the application's connections are all in use until then. Nothing was sent by then that could be
+    /// written later.
+    async fn begin(&self, until: Instant) -> Result<D::Tx, BoxError> {
+        match tokio::time::timeout_at(until, self.database.begin()).await {
+            Ok(begun) => Ok(begun?),
+            Err(_) => Err("no connection was free in time".into()),
+        }
     }
 
     async fn record(&self, settled: &SettledEffect, tx: &mut D::Tx) -> Result<(), BoxError> {
@@ -213,7 +222,7 @@ impl<D: Database> ResultWriter<'_, D> {
             ..EffectChange::touch(self.effect, nonce())
         };
         let write = async {
-            let mut tx = self.database.begin().await?;
+            let mut tx = self.begin(Instant::now() + UNRECORDED_BEGIN_MAX).await?;
             let terms = WriteOptions::of(sql(self.ibid)?);
             match statements::commit(&mut tx, &change, terms).await? {
                 Some(_) => tx.commit().await?,
@@ -235,7 +244,7 @@ fn log_lost_result(result: &EffectResult, stored: Option<&StoredEffect>) {
     let Some(made) = result.made.as_ref().filter(|_| result.evidence.is_none()) else { return };
     let (effect, provider_id) = (stored.map(|stored| stored.seq), made.provider_id.as_deref());
     match (result.event, stored) {
-        (EffectEvent::Verified(_), Some(stored)) if stored.state == EffectState::Done => {
+        (EffectEvent::Verified(_), Some(stored)) if stored.state.is_done() => {
             tracing::info!(effect, provider_id, "effect was already settled by another process");
         }
         _ => tracing::error!(
@@ -278,13 +287,13 @@ async fn write_fence<T: OwnedTx>(
 }
 
 /// A record that has just got its response, or has become `unknown`.
-pub(crate) struct OwedAnswer {
+pub(crate) struct OwedResponse {
     change: Arc<Change>,
     stored: Option<StoredRecord>,
     response: Option<Arc<Response>>,
 }
 
-impl OwedAnswer {
+impl OwedResponse {
     /// Puts the response into the cache and wakes the duplicates of this process that wait for it.
     pub(crate) fn publish(self, ibid: &Ibid, sent_at: Instant) {
         let engine = ibid.engine();
@@ -299,12 +308,12 @@ impl OwedAnswer {
 /// Completes the record with its response, or makes it `unknown` if the effect ended without one.
 ///
 /// Returns `None` if the record no longer waits for this effect.
-pub(crate) async fn answer(
+pub(crate) async fn settle_record(
     tx: &mut dyn SqlTx,
     effect: &StoredEffect,
     settled: &SettledEffect,
     terms: WriteOptions,
-) -> Result<Option<OwedAnswer>, SqlError> {
+) -> Result<Option<OwedResponse>, SqlError> {
     let now = terms.now;
     let locked = record_sql::lock(tx, &effect.record, now, effect.rules.lease()).await?;
     // A later generation of the record does not wait for this effect.
@@ -312,7 +321,7 @@ pub(crate) async fn answer(
         return Ok(None);
     };
     let response = match settled {
-        SettledEffect::Done(CallResult { answer: Some(response), .. }) => Some(response),
+        SettledEffect::Done(CallResult { response: Some(response), .. }) => Some(response),
         SettledEffect::Done(_) => {
             tracing::error!(effect = effect.seq, "effect owes a response, but its handler returned none");
             None
@@ -355,7 +364,7 @@ pub(crate) async fn answer(
         return Err(SqlError::new(SqlFault::Serialization, "a locked record has changed"));
     };
     let is_stored = answer.is_some_and(|answer| answer.kept.is_some());
-    Ok(Some(OwedAnswer {
+    Ok(Some(OwedResponse {
         stored: apply_change(&change, stamp, Some(&locked.stored)),
         response: response.filter(|_| is_stored).cloned().map(Arc::new),
         change,
@@ -366,12 +375,15 @@ pub(crate) async fn answer(
 fn settled_effect(change: &EffectChange, result: &EffectResult) -> Option<SettledEffect> {
     let why = result.why.clone().unwrap_or_default();
     match change.state {
-        EffectState::Done => Some(SettledEffect::Done(result.made.clone().unwrap_or_default())),
+        state if state.is_done() => Some(SettledEffect::Done(result.made.clone().unwrap_or_default())),
         state if !state.is_dead_letter(change.due_in.is_some()) => None,
-        EffectState::Unknown => Some(SettledEffect::Unknown { why }),
+        state if state.is_unknown() => Some(SettledEffect::Unknown { why }),
         _ => Some(SettledEffect::Dead { why }),
     }
 }
+
+/// Longest wait for a connection to store a result that could not be recorded. The lease is over, and the worker's slot is needed.
+const UNRECORDED_BEGIN_MAX: Duration = Duration::from_secs(5);
 
 /// First pause between two tries: about as long as one commit on a healthy disk.
 const PAUSE_MIN: Duration = Duration::from_millis(20);

@@ -119,7 +119,7 @@ pub(crate) struct Turns {
     pub(crate) more: bool,
 }
 
-/// Claims due effects. Returns the rows as they are after the claim, in outbox order.
+/// Claims effects that this transaction has picked and locked. Returns the rows as they are after the claim, in outbox order.
 ///
 /// A claimed row that this version cannot read is logged and left out. Its claim lapses, and a newer worker may take it.
 pub(crate) async fn take(
@@ -127,29 +127,22 @@ pub(crate) async fn take(
     claim: &EffectClaim,
     terms: WriteOptions,
 ) -> Result<Vec<StoredEffect>, SqlError> {
-    let (from, to) = claim.reason.states();
-    // `Param` has no array type, so the kinds are passed as JSON.
-    let kinds = serde_json::to_string(&claim.kinds).expect("strings are JSON");
-    let params = [
-        instant(terms.now),
-        code(from),
-        code(to),
-        nonce_param(claim.nonce),
-        Param::I64(i64::from(claim.reason.is_try())),
-        Param::Text(&kinds),
-        Param::I64(i64::from(claim.limit)),
-        terms.lasts(),
-    ];
+    let (_, to) = claim.reason.states();
+    // `Param` has no array type, so the numbers are passed as JSON.
+    let seqs = serde_json::to_string(&claim.seqs).expect("numbers are JSON");
+    let (seqs, to, nonce) = (Param::Text(&seqs), code(to), nonce_param(claim.nonce));
+    let is_try = Param::I64(i64::from(claim.reason.is_try()));
     let rows = match tx.dialect() {
-        Dialect::Postgres => tx.query(&TAKE_ON_POSTGRES, &params).await?,
+        Dialect::Postgres => {
+            tx.query(&TAKE_ON_POSTGRES, &[instant(terms.now), seqs, to, nonce, is_try, terms.lasts()]).await?
+        }
         Dialect::Sqlite => {
-            let taken = tx.query(&TAKE_ON_SQLITE, &params[..7]).await?;
-            let seqs = taken.into_iter().map(|mut row| row.i64()).collect::<Result<Vec<_>, _>>()?;
-            if seqs.is_empty() { Vec::new() } else { load_rows(tx, &seqs, terms.now).await? }
+            tx.execute(&TAKE_ON_SQLITE, &[instant(terms.now), seqs, to, nonce, is_try]).await?;
+            load_rows(tx, &claim.seqs, terms.now).await?
         }
         Dialect::Mysql => {
-            let seqs = mysql::take(tx, claim).await?;
-            if seqs.is_empty() { Vec::new() } else { load_rows(tx, &seqs, terms.now).await? }
+            tx.execute(&TAKE_ON_MYSQL, &[seqs, to, nonce, is_try]).await?;
+            load_rows(tx, &claim.seqs, terms.now).await?
         }
     };
     Ok(read_page(rows)?.effects)
@@ -447,7 +440,8 @@ static TURNS_ON_POSTGRES: Statement = statement!("postgres/turns.sql", &[I64, I6
 static TURNS_ON_SQLITE: Statement = statement!("sqlite/turns.sql", &[Text, Text]);
 static UNBLOCK: Statement = statement!("sqlite/unblock.sql", &[]);
 static TAKE_ON_POSTGRES: Statement = effects!("postgres", "take.sql");
-static TAKE_ON_SQLITE: Statement = statement!("sqlite/take.sql", &[I64]);
+static TAKE_ON_SQLITE: Statement = statement!("sqlite/take.sql", &[]);
+static TAKE_ON_MYSQL: Statement = statement!("mysql/take.sql", &[]);
 static COMMIT_ON_POSTGRES: Statement = statement!("postgres/commit.sql", &[I64]);
 static COMMIT_ON_SQLITE: Statement = statement!("sqlite/commit.sql", &[I64]);
 static COMMIT_ON_MYSQL: Statement = statement!("mysql/commit.sql", &[]);

@@ -13,12 +13,12 @@ pub(super) fn encode_unrecorded(effect: &StoredEffect, made: &CallResult) -> Byt
     if !effect.owes {
         return made.result.clone();
     }
-    let answer = made.answer.as_ref().map(Response::to_bytes).unwrap_or_default();
-    let mut bytes = BytesMut::with_capacity(MARK.len() + LEN + made.result.len() + answer.len());
+    let response = made.response.as_ref().map(Response::to_bytes).unwrap_or_default();
+    let mut bytes = BytesMut::with_capacity(MARK.len() + LEN + made.result.len() + response.len());
     bytes.put_slice(MARK);
     bytes.put_u64(made.result.len() as u64);
     bytes.put_slice(&made.result);
-    bytes.put_slice(&answer);
+    bytes.put_slice(&response);
     bytes.freeze()
 }
 
@@ -26,16 +26,16 @@ pub(super) fn encode_unrecorded(effect: &StoredEffect, made: &CallResult) -> Byt
 pub(super) fn decode_unrecorded(effect: &StoredEffect) -> Option<CallResult> {
     let (stored, provider_id) = (effect.result.as_ref()?, effect.provider_id.clone());
     if !effect.owes {
-        return Some(CallResult { result: stored.clone(), provider_id, answer: None });
+        return Some(CallResult { result: stored.clone(), provider_id, response: None });
     }
     let rest = stored.slice_ref(stored.strip_prefix(MARK)?);
     let (len, _) = rest.split_first_chunk::<LEN>()?;
     let result_to = usize::try_from(u64::from_be_bytes(*len)).ok()?.checked_add(LEN)?;
-    let answer = match rest.get(result_to..)? {
+    let response = match rest.get(result_to..)? {
         [] => None,
         bytes => Some(Response::from_bytes(bytes).ok()?),
     };
-    Some(CallResult { result: rest.slice(LEN..result_to), provider_id, answer })
+    Some(CallResult { result: rest.slice(LEN..result_to), provider_id, response })
 }
 
 /// Prefix of an unrecorded result that has room for a response. Earlier versions stored the result alone. Such bytes are
@@ -59,21 +59,21 @@ mod tests {
 
     #[test]
     fn what_was_made_is_read_as_it_was_kept() {
-        let answer = Response::plain(201, "text/plain", "paid".to_owned());
+        let response = Response::plain(201, "text/plain", "paid".to_owned());
         for result in ["", "receipt", "ibid:kept:1\n"] {
-            for answer in [None, Some(answer.clone())] {
-                let made = CallResult { result: result.into(), provider_id: Some("ch_1".into()), answer };
+            for response in [None, Some(response.clone())] {
+                let made = CallResult { result: result.into(), provider_id: Some("ch_1".into()), response };
                 let read = round_trip(true, &made).expect("it can be read");
                 assert_eq!(
-                    (read.result, read.provider_id, read.answer),
-                    (made.result, made.provider_id, made.answer)
+                    (read.result, read.provider_id, read.response),
+                    (made.result, made.provider_id, made.response)
                 );
             }
         }
     }
 
     #[test]
-    fn a_result_is_kept_as_it_is_where_no_answer_is_owed() {
+    fn a_result_is_kept_as_it_is_where_no_response_is_owed() {
         let effect = claimed_effect(Default::default());
         let made = CallResult { result: "receipt".into(), ..CallResult::default() };
         assert_eq!(encode_unrecorded(&effect, &made), made.result);
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn what_can_not_be_read_is_not_known_to_be_made() {
         let made = CallResult {
-            answer: Some(Response::plain(201, "text/plain", "paid".to_owned())),
+            response: Some(Response::plain(201, "text/plain", "paid".to_owned())),
             ..CallResult::default()
         };
         let mut effect = StoredEffect { owes: true, ..claimed_effect(Default::default()) };

@@ -6,11 +6,11 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid_core::effect::{EffectClaim, EffectRules, StoredEffect};
-use ibid_core::machine::{ClaimReason, EffectState};
-use ibid_core::sql::{Database, OwnedTx, SqlError, SqlFault, SqlTx};
+use ibid_core::effect::EffectRules;
+use ibid_core::sql::Database;
 use metrics::counter;
-use tokio::task::{JoinError, JoinSet};
+use parking_lot::Mutex;
+use tokio::task::{self, JoinError, JoinSet};
 use tokio::time::Instant;
 use tracing::Instrument;
 
@@ -18,26 +18,24 @@ use super::continue_trace;
 use super::dyn_handler::DynEffectHandler;
 use super::execute::ClaimedEffect;
 use super::handler::EffectHandler;
+use super::handler_limits::HandlerLimits;
+use super::look::{Claim, Look, TenantWalks};
 use super::record_result::EffectEnd;
-use super::statements;
 use crate::backoff::spread;
 use crate::evidence::effect::{EffectSettler, KindHandler, WorkerHandlers};
-use crate::failpoint::{self, Hit};
 use crate::ibid::Ibid;
-use crate::random::nonce;
-use crate::record_sql::WriteOptions;
+use crate::slot_shares::SlotShares;
 use crate::telemetry;
 use crate::transaction::TxError;
-use crate::transaction::attempt_tx::sql;
-use crate::transaction::isolation::lock_rows_only;
 
 /// Executes effects. Built by [`Worker::builder`].
 pub struct Worker<D: Database> {
-    ibid: Ibid,
-    handlers: Arc<WorkerHandlers<D>>,
+    pub(super) ibid: Ibid,
+    pub(super) handlers: Arc<WorkerHandlers<D>>,
     concurrency: usize,
     poll_every: Duration,
     stop_within: Duration,
+    pub(super) walks: Mutex<TenantWalks>,
 }
 
 /// Options of a [`Worker`].
@@ -55,15 +53,6 @@ pub struct WorkerBuilder<D: Database> {
 
 /// The handler of each kind, and its time limits if it sets any.
 type Handlers<T> = HashMap<String, (Arc<dyn DynEffectHandler<T>>, Option<HandlerLimits>)>;
-
-/// Time limits of one kind of effect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HandlerLimits {
-    /// Longest time for a call, for a verification, and for writing the handler's rows.
-    pub timeout: Duration,
-    /// The shortest lease in the rules of these effects. A call under a shorter lease is cancelled when that lease ends.
-    pub lease: Duration,
-}
 
 /// Error of [`WorkerBuilder::build`] for options that do not work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -91,6 +80,7 @@ pub enum WorkerError {
 
 /// Counts of one round, by result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct WorkerRound {
     /// Effects whose call was made.
     pub done: u32,
@@ -103,6 +93,13 @@ pub struct WorkerRound {
 }
 
 impl WorkerRound {
+    /// Returns a copy in which `change` has set some fields: to compare it with, in a test.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut WorkerRound)) -> WorkerRound {
+        change(&mut self);
+        self
+    }
+
     /// Returns whether nothing was due.
     pub fn is_idle(&self) -> bool {
         *self == WorkerRound::default()
@@ -110,7 +107,7 @@ impl WorkerRound {
 
     fn add(&mut self, ended: EffectEnd) {
         let count = match ended {
-            EffectEnd::Moved { to: EffectState::Done, .. } => &mut self.done,
+            EffectEnd::Moved { to, .. } if to.is_done() => &mut self.done,
             EffectEnd::Moved { to, due } if to.is_dead_letter(due) => &mut self.dead,
             EffectEnd::Moved { .. } => &mut self.again,
             EffectEnd::Lost | EffectEnd::Unwritten => &mut self.lost,
@@ -140,6 +137,9 @@ impl<D: Database + 'static> WorkerBuilder<D> {
 
     /// Sets how many effects are executed at once. An effect uses a connection of the pool only while its result is
     /// recorded.
+    ///
+    /// One tenant gets at most half of them, and a tenant that has none comes before one that has some: a tenant whose
+    /// provider hangs, or one with a backlog, delays no other. A deployment without tenants uses all.
     pub fn concurrency(mut self, effects: usize) -> Self {
         self.concurrency = effects;
         self
@@ -199,7 +199,7 @@ impl<D: Database + 'static> WorkerBuilder<D> {
         let handlers = Arc::new(WorkerHandlers { database: Arc::new(database), by_kind });
         let settler: Arc<dyn EffectSettler> = handlers.clone();
         ibid.outbox().kinds.add(Arc::downgrade(&settler));
-        Ok(Worker { ibid, handlers, concurrency, poll_every, stop_within })
+        Ok(Worker { ibid, handlers, concurrency, poll_every, stop_within, walks: Mutex::default() })
     }
 }
 
@@ -210,7 +210,7 @@ impl<D: Database + 'static> Worker<D> {
             ibid,
             database,
             handlers: HashMap::new(),
-            within: HandlerLimits { timeout: TIMEOUT, lease: EffectRules::default().lease() },
+            within: HandlerLimits::default(),
             concurrency: CONCURRENCY,
             poll_every: POLL_EVERY,
             stop_within: None,
@@ -235,28 +235,29 @@ impl<D: Database + 'static> Worker<D> {
     /// Dropped before `stop` resolves, it ends like [`Worker::run`].
     pub async fn run_until(&self, stop: impl Future<Output = ()>) {
         let mut stop = std::pin::pin!(stop);
-        let mut running = JoinSet::new();
-        let (mut next_poll, mut more_due) = (Instant::now(), true);
+        let mut running = RunningEffects::default();
+        let mut next_poll = Instant::now();
+        let mut next = NextLook { more_due: true, is_refused: false };
         loop {
             // Registered before the poll, so that an effect enqueued in between is not missed.
             let mut enqueued = std::pin::pin!(self.ibid.outbox().enqueued.notified());
             enqueued.as_mut().enable();
-            let free = self.concurrency - running.len();
-            if free > 0 && (more_due || Instant::now() >= next_poll) {
+            let has_free = running.len() < self.concurrency;
+            if has_free && (next.more_due || Instant::now() >= next_poll) {
                 let all_reasons = Instant::now() >= next_poll;
                 if all_reasons {
                     next_poll = Instant::now() + spread(self.poll_every);
                 }
-                more_due = self.claim_and_start(free, all_reasons, &mut running).await;
+                next = self.claim_and_start(next, all_reasons, &mut running).await;
             }
             tokio::select! {
                 () = &mut stop => break,
-                () = enqueued => more_due = true,
+                () = enqueued => next.more_due = true,
                 () = tokio::time::sleep_until(next_poll), if running.len() < self.concurrency => {}
                 Some(ended) = running.join_next() => {
-                    more_due |= may_unblock_next(ended);
+                    next.more_due |= next.is_refused || ended.may_unblock_next();
                     while let Some(ended) = running.try_join_next() {
-                        more_due |= may_unblock_next(ended);
+                        next.more_due |= next.is_refused || ended.may_unblock_next();
                     }
                 }
             }
@@ -267,7 +268,7 @@ impl<D: Database + 'static> Worker<D> {
         }
     }
 
-    /// Claims due effects, at most `concurrency` of them, executes them and returns the counts.
+    /// Claims due effects, at most `concurrency` of them and half of that for one tenant, executes them and returns the counts.
     ///
     /// # Errors
     ///
@@ -277,31 +278,33 @@ impl<D: Database + 'static> Worker<D> {
     ///
     /// If the future is dropped, it ends like [`Worker::run`].
     pub async fn run_once(&self) -> Result<WorkerRound, TxError> {
-        let mut running = JoinSet::new();
-        for claim in self.claim(self.concurrency, true).await?.claims {
+        let mut running = RunningEffects::default();
+        for claim in self.look(running.shares(self.concurrency), true).await?.claims {
             self.start(&mut running, claim);
         }
         let mut round = WorkerRound::default();
         while let Some(ended) = running.join_next().await {
-            round.add(ended.map_or(EffectEnd::Unwritten, |(ended, _)| ended));
+            round.add(ended.end);
         }
         Ok(round)
     }
 
-    /// Claims and starts due effects. Returns whether more may be due.
+    /// Claims and starts due effects. Returns what the next look is for.
     async fn claim_and_start(
         &self,
-        free: usize,
+        last: NextLook,
         all_reasons: bool,
-        running: &mut JoinSet<(EffectEnd, bool)>,
-    ) -> bool {
-        match self.claim(free, all_reasons).await {
-            Ok(Look { claims, more_turns }) => {
-                let full = claims.len() >= free;
+        running: &mut RunningEffects,
+    ) -> NextLook {
+        let shares = running.shares(self.concurrency);
+        let free = shares.free();
+        match self.look(shares, all_reasons).await {
+            Ok(Look { claims, more_turns, is_refused }) => {
+                let is_full = claims.len() >= free;
                 for claim in claims {
                     self.start(running, claim);
                 }
-                full || more_turns
+                NextLook { more_due: is_full || more_turns, is_refused }
             }
             Err(error) => {
                 // The next poll tries again.
@@ -310,12 +313,12 @@ impl<D: Database + 'static> Worker<D> {
                     error = &error as &dyn std::error::Error,
                     "effects could not be claimed; the next poll tries again"
                 );
-                false
+                NextLook { more_due: false, ..last }
             }
         }
     }
 
-    fn start(&self, running: &mut JoinSet<(EffectEnd, bool)>, claim: Claim) {
+    fn start(&self, running: &mut RunningEffects, claim: Claim) {
         let Claim { effect, reason, is_confirmed, at } = claim;
         // Only effects of kinds that have a handler are claimed.
         let Some(KindHandler { handler, timeout }) = self.handlers.by_kind.get(&effect.kind) else { return };
@@ -329,7 +332,7 @@ impl<D: Database + 'static> Worker<D> {
         if let Some(trace) = &effect.trace {
             continue_trace(&span, trace);
         }
-        let is_ordered = effect.aggregate.is_some();
+        let slot = Slot { tenant: effect.tenant.clone(), is_ordered: effect.aggregate.is_some() };
         let claimed = ClaimedEffect {
             ibid: self.ibid.clone(),
             database: self.handlers.database.clone(),
@@ -340,107 +343,81 @@ impl<D: Database + 'static> Worker<D> {
             is_confirmed,
             at,
         };
-        running.spawn(async move { (claimed.execute().await, is_ordered) }.instrument(span));
-    }
-
-    /// Gives turns to aggregates and claims up to `limit` due effects: for every reason, or only those whose call has to be
-    /// made.
-    async fn claim(&self, limit: usize, all_reasons: bool) -> Result<Look, TxError> {
-        let mut tries = 0;
-        loop {
-            match self.claim_once(limit, all_reasons).await {
-                Err(error) if error.is_retryable() && tries < CLAIM_TRIES_MAX => tries += 1,
-                result => return result,
-            }
-        }
-    }
-
-    async fn claim_once(&self, limit: usize, all_reasons: bool) -> Result<Look, TxError> {
-        if self.ibid.engine().is_closed().await {
-            // The effects are in another store, or on their way there.
-            return Ok(Look { claims: Vec::new(), more_turns: false });
-        }
-        let at = Instant::now();
-        let mut tx = self.handlers.database.begin().await?;
-        let store = sql(&self.ibid)?;
-        if store.dialect() != tx.dialect() {
-            return Err(TxError::OtherDialect);
-        }
-        let terms = WriteOptions::of(store);
-        lock_rows_only(&mut tx).await?;
-        let kinds: Vec<String> = self.handlers.by_kind.keys().cloned().collect();
-        // First, so that an effect that gets its turn now is claimed by this look.
-        let turns = statements::give_turns(&mut tx).await?;
-        let more_turns = turns.more;
-        let mut claims = Vec::new();
-        let reasons = ClaimReason::ALL.into_iter();
-        for reason in reasons.filter(|reason| all_reasons || *reason == ClaimReason::Call) {
-            let left = u32::try_from(limit - claims.len()).unwrap_or(u32::MAX);
-            if left == 0 {
-                break;
-            }
-            let query = EffectClaim { kinds: kinds.clone(), reason, nonce: nonce(), limit: left };
-            let effects = statements::take(&mut tx, &query, terms).await?;
-            claims.extend(effects.into_iter().map(|effect| Claim { effect, reason, is_confirmed: true, at }));
-        }
-        if claims.is_empty() {
-            if turns.any {
-                // If the commit gets no reply, the turns are given or still stored; a later look handles what is left.
-                tx.commit().await?;
-            } else {
-                // If the rollback fails, the database rolls back when the connection closes.
-                let _ = tx.rollback().await;
-            }
-            return Ok(Look { claims, more_turns });
-        }
-        if failpoint::at("claim.before").await == Hit::Error {
-            return Err(SqlError::new(SqlFault::Serialization, "a failpoint").into());
-        }
-        let committed = match tx.commit().await {
-            Ok(()) if failpoint::at("claim.after").await == Hit::Lost => {
-                Err(SqlError::new(SqlFault::Lost, "a failpoint"))
-            }
-            committed => committed,
-        };
-        match committed {
-            Ok(()) => Ok(Look { claims, more_turns }),
-            Err(error) if error.fault() == SqlFault::Lost => {
-                tracing::warn!(
-                    error = &error as &dyn std::error::Error,
-                    "commit of a claim got no reply; releasing the effects"
-                );
-                // The claim may not be committed, and then the result of a call under it could not be recorded. So no call
-                // is made. Effects that were claimed for a call are released, because none was made. The others stay
-                // claimed, if they are, until their lease lapses.
-                claims.retain(|claim| claim.reason == ClaimReason::Call);
-                claims.iter_mut().for_each(|claim| claim.is_confirmed = false);
-                Ok(Look { claims, more_turns })
-            }
-            Err(error) => Err(error.into()),
-        }
+        running.spawn(slot, claimed.execute().instrument(span));
     }
 }
 
-/// Result of one look at the outbox.
-struct Look {
-    claims: Vec<Claim>,
-    /// `true` if there may be more turns of aggregates than this look has handled.
-    more_turns: bool,
+/// What the next look of a running worker is for.
+#[derive(Clone, Copy)]
+struct NextLook {
+    /// `true` if more effects may be due than the last look has claimed: the worker looks as soon as it has a free slot.
+    more_due: bool,
+    /// `true` if the last look left due effects of a tenant that has its share of the slots: they may wait for the end of any
+    /// running effect.
+    is_refused: bool,
 }
 
-/// An effect that this worker has claimed.
-struct Claim {
-    effect: StoredEffect,
-    reason: ClaimReason,
-    /// `true` if the commit of the claim was acknowledged.
-    is_confirmed: bool,
-    /// Instant before the claim was sent.
-    at: Instant,
+/// The effects that a worker executes now, each in one of its slots.
+#[derive(Default)]
+struct RunningEffects {
+    tasks: JoinSet<EffectEnd>,
+    slots: HashMap<task::Id, Slot>,
 }
 
-/// Returns whether the end of this effect may let the next one of its aggregate run.
-fn may_unblock_next(ended: Result<(EffectEnd, bool), JoinError>) -> bool {
-    ended.is_ok_and(|(_, is_ordered)| is_ordered)
+/// A slot of a worker, taken by one effect.
+struct Slot {
+    /// Tenant of the effect.
+    tenant: String,
+    /// `true` if the effect belongs to an aggregate.
+    is_ordered: bool,
+}
+
+/// An effect whose execution has ended.
+struct EndedEffect {
+    end: EffectEnd,
+    is_ordered: bool,
+}
+
+impl EndedEffect {
+    /// Returns whether the end of this effect may let the next one of its aggregate run.
+    fn may_unblock_next(&self) -> bool {
+        self.is_ordered
+    }
+}
+
+impl RunningEffects {
+    fn len(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// Returns the slots as they are now.
+    fn shares(&self, total: usize) -> SlotShares {
+        let mut shares = SlotShares::of_tenants(total);
+        self.slots.values().for_each(|slot| shares.hold(&slot.tenant));
+        shares
+    }
+
+    fn spawn(&mut self, slot: Slot, execution: impl Future<Output = EffectEnd> + Send + 'static) {
+        let id = self.tasks.spawn(execution).id();
+        self.slots.insert(id, slot);
+    }
+
+    async fn join_next(&mut self) -> Option<EndedEffect> {
+        let ended = self.tasks.join_next_with_id().await?;
+        Some(self.free(ended))
+    }
+
+    fn try_join_next(&mut self) -> Option<EndedEffect> {
+        let ended = self.tasks.try_join_next_with_id()?;
+        Some(self.free(ended))
+    }
+
+    /// Frees the slot of an execution that has ended. One that panicked has written nothing.
+    fn free(&mut self, ended: Result<(task::Id, EffectEnd), JoinError>) -> EndedEffect {
+        let (id, end) = ended.unwrap_or_else(|error| (error.id(), EffectEnd::Unwritten));
+        let slot = self.slots.remove(&id);
+        EndedEffect { end, is_ordered: slot.is_some_and(|slot| slot.is_ordered) }
+    }
 }
 
 impl<D: Database> fmt::Debug for Worker<D> {
@@ -461,10 +438,6 @@ impl<D: Database> fmt::Debug for WorkerBuilder<D> {
 /// accepts is for the application to say.
 const CONCURRENCY: usize = 16;
 
-/// Default timeout of a call: as long as most HTTP clients wait, and half of the default lease. The other half is for
-/// writing the result.
-const TIMEOUT: Duration = Duration::from_secs(30);
-
 /// Default time between two polls. An idle poll costs the database less than a millisecond, and work that is deferred
 /// anyway can wait a second more.
 const POLL_EVERY: Duration = Duration::from_secs(1);
@@ -472,6 +445,3 @@ const POLL_EVERY: Duration = Duration::from_secs(1);
 /// Time to write a result while the worker stops, on top of the call's timeout: a call that starts just before the stop
 /// may use all of that.
 const END_WITHIN: Duration = Duration::from_secs(5);
-
-/// Retries of a claim after a conflict with another transaction. Few are enough, because the next poll comes soon.
-const CLAIM_TRIES_MAX: u32 = 4;

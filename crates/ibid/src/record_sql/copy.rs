@@ -23,7 +23,8 @@ use ibid_core::time::Timestamp;
 use serde_json::{Value, json};
 
 use super::{
-    BODY_PUT, DialectSql, READ_COLUMNS, body_key, in_all_dialects, in_dialect, instant, read_row, run,
+    BODY_PUT, DialectSql, READ_COLUMNS, body_key, column_limits, in_all_dialects, in_dialect, instant,
+    read_row, run,
 };
 
 /// Returns one page of rows, in the order of ids or of arrival.
@@ -235,6 +236,7 @@ fn record_json(row: &CopiedRecord, policy: i64) -> Value {
         "ran_at": at(record.ran_at),
         "completed_at": at(record.completed_at),
         "due_at": at(record.due_at),
+        "watched": super::is_watched(record.state, record.due_at.is_some()),
         "expires_at": at(record.expires_at),
         "purge_at": at(record.purge_at),
         "reap_at": reap_at.as_micros(),
@@ -321,29 +323,34 @@ fn row_text(mut value: Value) -> String {
     value.to_string()
 }
 
-/// Returns the bytes of the largest parameter that a statement needs for one of these rows.
-#[cfg(feature = "mysql")]
-pub(crate) fn largest_param(rows: &[CopyRow]) -> usize {
-    let of_records = records(rows).map(|row| record_json(row, i64::MIN));
-    let values = of_records.chain(lines_json(rows)).chain(evidence_json(rows));
-    let bodies = records(rows).flat_map(bodies_apart).map(|(_, data)| data.len());
-    values.map(row_bytes).chain(bodies).max().unwrap_or(0)
+/// Fails permanently if the store can't hold one of these rows.
+pub(crate) async fn check(store: &dyn SqlStore, rows: Vec<CopyRow>) -> Result<(), StoreError> {
+    let largest_body = records(&rows).flat_map(bodies_apart).map(|(_, data)| data.len()).max().unwrap_or(0);
+    let of_records = records(&rows).map(|row| record_json(row, i64::MIN));
+    let values = of_records.chain(lines_json(&rows)).chain(evidence_json(&rows)).collect();
+    check_values(store, values, largest_body).await
 }
 
-/// Returns the bytes of one row of [`put`].
-pub(crate) fn row_bytes(value: Value) -> usize {
-    row_text(value).len() + BRACKETS
-}
-
-/// Fails if no statement of the store takes a parameter of so many bytes.
-pub(crate) async fn check_bytes(store: &dyn SqlStore, bytes: usize) -> Result<(), StoreError> {
+/// Fails permanently if a column of the store can't hold a value of these rows of [`put`], or no statement a row or a body of
+/// `largest_body` bytes.
+pub(crate) async fn check_values(
+    store: &dyn SqlStore,
+    values: Vec<Value>,
+    largest_body: usize,
+) -> Result<(), StoreError> {
+    let refuse = |why: String| StoreError::lasting("sql", "check rows", why).unwritten();
+    let dialect = store.dialect();
+    if let Some(why) = values.iter().find_map(|value| column_limits::find_misfit(dialect, value)) {
+        return Err(refuse(why));
+    }
+    let bytes = values.into_iter().map(|value| row_text(value).len() + BRACKETS);
+    let bytes = bytes.max().unwrap_or(0).max(largest_body);
     let bytes_max = run(store, |tx| Box::pin(async move { Ok(tx.param_bytes_max()) })).await?;
     match bytes <= bytes_max {
         true => Ok(()),
-        false => {
-            let why = format!("a row needs {bytes} bytes in one statement, and the server takes {bytes_max}");
-            Err(StoreError::lasting("sql", "check rows", why).unwritten())
-        }
+        false => Err(refuse(format!(
+            "a row needs {bytes} bytes in one statement, and the server takes {bytes_max}"
+        ))),
     }
 }
 

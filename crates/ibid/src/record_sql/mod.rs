@@ -5,7 +5,10 @@
 //! versions and instants and do not interpret states. This module names no driver.
 
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod column_limits;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub(crate) mod copy;
+mod mysql;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -13,7 +16,7 @@ use std::time::Duration;
 
 use ibid_core::change::{BodyKind, Change, Expect, History, InstantChange, Stamp, StoredRecord};
 use ibid_core::policy::Policy;
-use ibid_core::record::{Nonce, Record, Version};
+use ibid_core::record::{Nonce, Record, State, Version};
 use ibid_core::row::{self, RECORD_COLUMNS, RecordColumns, RowCells, UnreadableRow, bits, micros};
 use ibid_core::scope::RecordId;
 use ibid_core::sql::Type::{Bytes as Blob, I64};
@@ -122,20 +125,28 @@ pub(crate) async fn apply(
     let Some(columns) = RecordColumns::of(change, policy) else {
         return Err(SqlError::mismatch("a change that writes the record"));
     };
-    let Some(now) = write_row(tx, change, &columns, options).await? else { return Ok(None) };
     let draft = columns.draft;
     let is_new_generation =
         draft.created != InstantChange::Keep || before.is_none_or(|before| before.birth != draft.birth);
+    let cleared = before.filter(|_| change.clears_bodies || is_new_generation);
+    let kinds_on_mysql = match cleared {
+        Some(before) if tx.dialect() == Dialect::Mysql => {
+            Some(mysql::find_bodies(tx, &change.id, before).await?)
+        }
+        _ => None,
+    };
+    let Some(now) = write_row(tx, change, &columns, options).await? else { return Ok(None) };
     let created_at = match (before, draft.created) {
         (Some(before), InstantChange::Keep) => before.created_at,
         _ => now,
     };
-    if let Some(before) = before.filter(|_| change.clears_bodies || is_new_generation) {
-        clear_bodies(tx, &change.id, before.birth, before.created_at).await?;
+    match (cleared, kinds_on_mysql) {
+        (Some(before), Some(kinds)) => mysql::clear_bodies(tx, &change.id, before, kinds).await?,
+        (Some(before), None) => clear_bodies(tx, &change.id, before.birth, before.created_at).await?,
+        (None, _) => {}
     }
     if before.is_some() && is_new_generation {
-        let statement = in_dialect(tx, &PAYLOAD_CLEAR);
-        tx.execute(statement, &[Param::Bytes(change.id.as_bytes())]).await?;
+        clear_payloads(tx, &change.id).await?;
     }
     // A body apart that a smaller response replaces stays until its generation goes: readers take the one in the row.
     let apart = columns.body_apart().map(|data| (BodyKind::RESPONSE, data));
@@ -161,6 +172,9 @@ async fn write_row(
 ) -> Result<Option<Timestamp>, SqlError> {
     let mut params = columns.params().to_vec();
     params.extend([instant(options.now), options.lasts()]);
+    if tx.dialect() == Dialect::Postgres {
+        params.push(Param::Bool(is_watched(columns.draft.state, columns.draft.due_in.is_some())));
+    }
     let (statement, expected) = match change.expect {
         Expect::Absent => (&INSERT, None),
         Expect::Version(version) => (&UPDATE, Some((version, false))),
@@ -189,6 +203,12 @@ async fn write_row(
     written_at(tx.query(&WRITTEN_ON_MYSQL, &key(columns.version)).await?)
 }
 
+/// Returns whether a record is in the order of due records: something is due, or it waits for upkeep, a retry or an operator. The
+/// statements take it as a value, so that none of them interprets a state.
+pub(crate) fn is_watched(state: State, is_due_ever: bool) -> bool {
+    is_due_ever || State::WAITING.contains(&state)
+}
+
 fn version_params(version: Version) -> [Param<'static>; 2] {
     [Param::I64(i64::from(version.count)), Param::I64(bits(version.nonce))]
 }
@@ -202,6 +222,14 @@ async fn clear_bodies(
 ) -> Result<(), SqlError> {
     let statement = in_dialect(tx, &BODY_CLEAR);
     tx.execute(statement, &body_key(id, birth, created_at)).await
+}
+
+/// Drops payload and result of the ended effects of a record that gets another generation.
+async fn clear_payloads(tx: &mut dyn SqlTx, id: &RecordId) -> Result<(), SqlError> {
+    if tx.dialect() == Dialect::Mysql {
+        return mysql::clear_payloads(tx, id).await;
+    }
+    tx.execute(in_dialect(tx, &PAYLOAD_CLEAR), &[Param::Bytes(id.as_bytes())]).await
 }
 
 /// SQLite keys bodies by the record, PostgreSQL and MySQL by the generation and its first instant; the schemas say why.

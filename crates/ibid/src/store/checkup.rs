@@ -5,13 +5,12 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
-use ibid_core::machine::EffectState;
 
 use super::run_times::RunTimes;
 
 /// Facts about a store, for an operator.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Checkup {
     /// The server or library, with its version.
     pub software: String,
@@ -45,6 +44,37 @@ pub struct Checkup {
     pub refusals: Vec<String>,
     /// `true` if ibid was built for this software and not tested on it.
     pub is_untested: bool,
+}
+
+impl Checkup {
+    /// Creates the facts about a server of which nothing else is known.
+    pub fn new(software: impl Into<String>, schema: Schema, role: Role) -> Checkup {
+        Checkup {
+            software: software.into(),
+            needs: None,
+            schema,
+            clock: None,
+            durability: Vec::new(),
+            weak_accepted: false,
+            role,
+            standbys: None,
+            pooler: None,
+            has_secret: false,
+            identity: None,
+            open_cases: None,
+            runs: None,
+            tuning: None,
+            refusals: Vec::new(),
+            is_untested: false,
+        }
+    }
+
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Checkup)) -> Checkup {
+        change(&mut self);
+        self
+    }
 }
 
 /// Settings of a server that a large store depends on, and the sizes to compare them with.
@@ -148,6 +178,9 @@ pub struct Setting {
     pub is_weak: bool,
 }
 
+/// Name of the setting that says by how much the clocks of a store's servers differ.
+pub const SERVER_CLOCKS: &str = "clocks of the servers";
+
 /// The role of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a tool that reports facts has to report all of them")]
@@ -205,10 +238,4 @@ pub struct OpenCases {
     pub effects_unknown: u64,
     /// Effects in the state `dead`.
     pub effects_dead: u64,
-}
-
-/// Returns the codes of the states in which effects wait for an operator: unknown and dead.
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
-pub(super) fn effects_for_operators() -> [i64; 2] {
-    EffectState::NEED_OPERATOR.map(|state| i64::from(state.code()))
 }

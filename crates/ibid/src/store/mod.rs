@@ -30,6 +30,8 @@ pub mod redis;
 pub mod run_times;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod schema_steps;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "sqlite"))]
+mod send_limit;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod server_pools;
 #[cfg(feature = "sqlite")]

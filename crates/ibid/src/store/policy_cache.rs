@@ -52,25 +52,45 @@ impl PolicyCache {
         policies
     }
 
-    /// Returns the policy with this number, if it was read before.
-    pub(super) fn get(&self, digest: i64) -> Option<Arc<Policy>> {
-        self.read.lock().get(&digest).cloned()
-    }
-
-    /// Returns those of the policies that were not read before.
-    pub(super) fn unread(&self, named: &HashSet<i64>) -> Vec<i64> {
+    /// Returns those of the policies `named` that were read before, and the numbers of the others.
+    pub(super) fn look_up(&self, named: impl Iterator<Item = i64>) -> (RowPolicies, Vec<i64>) {
+        let named: HashSet<i64> = named.collect();
+        let (mut found, mut unread) = (RowPolicies::default(), Vec::new());
         let read = self.read.lock();
-        named.iter().copied().filter(|digest| !read.contains_key(digest)).collect()
+        for digest in named {
+            match read.get(&digest) {
+                Some(policy) => drop(found.0.insert(digest, policy.clone())),
+                None => unread.push(digest),
+            }
+        }
+        (found, unread)
     }
 
-    /// Remembers policies that were read for rows which name the policies `named`.
-    pub(super) fn learn(&self, named: &HashSet<i64>, policies: impl Iterator<Item = (i64, Policy)>) {
+    /// Remembers policies that were read, and adds them to those of the rows at hand.
+    pub(super) fn learn(&self, rows: &mut RowPolicies, policies: impl Iterator<Item = (i64, Policy)>) {
         let mut read = self.read.lock();
         if read.len() >= READ_MAX {
-            // The rows at hand still need theirs.
-            read.retain(|digest, _| named.contains(digest));
+            read.clear();
         }
-        read.extend(policies.map(|(digest, policy)| (digest, Arc::new(policy))));
+        for (digest, policy) in policies {
+            let policy = Arc::new(policy);
+            rows.0.insert(digest, policy.clone());
+            read.insert(digest, policy);
+        }
+    }
+}
+
+/// The policies that some rows name, by number.
+///
+/// Rows are read with these and not with the cache, which forgets. T1 learns the policy of its row; T2 learns another one and
+/// finds the cache full; therefore T1 would find no policy for its row, although the database has it.
+#[derive(Debug, Default)]
+pub(super) struct RowPolicies(HashMap<i64, Arc<Policy>>);
+
+impl RowPolicies {
+    /// Returns the policy with this number, if the database has it.
+    pub(super) fn get(&self, digest: i64) -> Option<Arc<Policy>> {
+        self.0.get(&digest).cloned()
     }
 }
 
@@ -135,6 +155,29 @@ const TRUSTED_MAX: usize = 1024;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Reads the policies of rows that name `named`, as a store does.
+    fn read(cache: &PolicyCache, named: std::ops::Range<i64>) -> RowPolicies {
+        let (mut policies, unread) = cache.look_up(named);
+        cache.learn(&mut policies, unread.into_iter().map(|digest| (digest, Policy::default())));
+        policies
+    }
+
+    #[test]
+    fn a_full_cache_takes_no_policy_from_rows_at_hand() {
+        let cache = PolicyCache::default();
+        let bound = READ_MAX as i64;
+        read(&cache, 0..bound);
+        let (mut ours, unread) = cache.look_up([0, bound].into_iter());
+        assert_eq!(unread, [bound]);
+        // Another caller finds the cache full, between this one's two questions and after both.
+        read(&cache, bound + 1..bound + 2);
+        cache.learn(&mut ours, [(bound, Policy::default())].into_iter());
+        read(&cache, bound + 2..2 * bound + 2);
+        read(&cache, 3 * bound..3 * bound + 1);
+        assert_eq!(cache.look_up([0, bound].into_iter()).1.len(), 2, "the cache has forgotten both");
+        assert!(ours.get(0).is_some() && ours.get(bound).is_some());
+    }
 
     #[test]
     fn a_trusted_policy_is_stored_again_after_a_while() {

@@ -3,7 +3,7 @@
 //! A step either expands the schema (it adds what older programs pass over) or contracts it. The store keeps the step that a
 //! program must know at least, so an older program accepts a newer schema that only expanded.
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(feature = "sqlite")]
 use crate::failpoint;
 
 /// A migration that was made: the steps of the schema before and after it.
@@ -55,7 +55,7 @@ pub(super) fn needs_at_least(taken: impl Iterator<Item = StepKind>) -> u32 {
 
 /// Returns how many of a store's steps this program knows: all but the last, which a later release may have. Tests of two
 /// releases side by side switch it on.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(feature = "sqlite")]
 pub(super) fn known_steps(all: usize) -> u32 {
     all as u32 - u32::from(!failpoint::knows_next_schema())
 }

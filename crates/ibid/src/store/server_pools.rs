@@ -38,6 +38,12 @@ pub(super) trait PoolTarget: Debug + Send + Sync + 'static {
     /// Returns whether a connection may be handed out again.
     fn is_usable(connection: &Self::Connection) -> bool;
 
+    /// Looks again from time to time whether the server still keeps what it commits, and returns whether the connection may be
+    /// handed out. If not, the pool opens another one, which fails with the reason.
+    fn recheck(&self, _connection: &Self::Connection) -> impl Future<Output = bool> + Send {
+        std::future::ready(true)
+    }
+
     /// Returns whether opening a connection again would fail in the same way.
     fn is_lasting(error: &Self::OpenError) -> bool;
 }
@@ -172,7 +178,7 @@ impl<T: PoolTarget> managed::Manager for Manager<T> {
     }
 
     async fn recycle(&self, connection: &mut T::Connection, _: &Metrics) -> RecycleResult<T::OpenError> {
-        match T::is_usable(connection) {
+        match T::is_usable(connection) && self.target.recheck(connection).await {
             true => Ok(()),
             false => Err(RecycleError::message("closed")),
         }

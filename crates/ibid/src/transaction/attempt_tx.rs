@@ -150,7 +150,7 @@ impl Attempt {
     /// Like [`Attempt::inside`], but it does not borrow the attempt, which continues after the transaction.
     pub(crate) async fn inside_owned<T: OwnedTx>(&self, mut tx: T) -> Result<AttemptTx<'static, T>, TxError> {
         match self.lock(&mut tx).await {
-            Ok(held) => Ok(AttemptTx::holding(Holder::Own(Box::new(self.stand_in())), tx, held)),
+            Ok(held) => Ok(AttemptTx::holding(Holder::Own(Box::new(self.detached_copy())), tx, held)),
             Err(error) => Err(give_back(tx, error).await),
         }
     }
@@ -167,7 +167,7 @@ impl Attempt {
         if !self.confirms_identity().await {
             return Err(self.ibid().engine().without_identity().into());
         }
-        let own = self.begun();
+        let own = self.begun_record();
         limit_idle_time(tx, own.policy.lease).await?;
         let locked = record_sql::lock(tx, &own.id, store.now(), own.policy.lease).await?;
         locked.filter(|locked| still_owns(&locked.stored, own)).ok_or(TxError::LeaseLost)
@@ -221,8 +221,8 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
     }
 
     /// Registers a callback that gets the outcome when the attempt ends. The code that responds to the client uses it.
-    pub fn when_ended(&mut self, hears: impl FnOnce(&Outcome) + Send + Sync + 'static) {
-        self.attempt.when_ended(hears);
+    pub fn on_end(&mut self, callback: impl FnOnce(&Outcome) + Send + Sync + 'static) {
+        self.attempt.on_end(callback);
     }
 
     /// Enqueues an effect in the outbox. A worker executes it after the transaction has committed.
@@ -304,7 +304,7 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
             return self.undo(response).await;
         }
         let (answer, response) = into_answer(response, &self.held.stored.record.policy);
-        match self.says(&Event::Answered { begun: &self.begun(), nonce: nonce(), answer: &answer }) {
+        match self.decide(&Event::Answered { begun: &self.begun_record(), nonce: nonce(), answer: &answer }) {
             Some((change, Decision::Stored)) => self.write(change, Some(response)).await,
             // The policy does not count this status as a success, so the rows are rolled back.
             _ => self.undo(Arc::unwrap_or_clone(response)).await,
@@ -326,7 +326,7 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
         if !self.owes {
             return Err(TxError::AnswerConflict);
         }
-        match self.says(&Event::Owes { begun: &self.begun(), nonce: nonce() }) {
+        match self.decide(&Event::Owes { begun: &self.begun_record(), nonce: nonce() }) {
             Some((change, Decision::Owed)) => self.write(change, None).await,
             _ => Err(TxError::LeaseLost),
         }
@@ -340,7 +340,7 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
         }
         reserve_tx::back_to_reservation(&mut *self).await?;
         let (answer, response) = into_answer(response, &self.held.stored.record.policy);
-        match self.says(&Event::Answered { begun: &self.begun(), nonce: nonce(), answer: &answer }) {
+        match self.decide(&Event::Answered { begun: &self.begun_record(), nonce: nonce(), answer: &answer }) {
             Some((change, Decision::Stored)) => {
                 self.owes = false;
                 self.enqueued = 0;
@@ -400,9 +400,12 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
         let Some(stamp) = record_sql::apply(tx, change, before, self.held.policy, terms).await? else {
             return Err(TxError::LeaseLost);
         };
-        let goes_on = change.draft.as_ref().is_some_and(|draft| draft.state == State::InProgress);
-        let (before, done) =
-            if goes_on { ("phase.before", "phase.after") } else { ("finish.before", "finish.after") };
+        let stays_in_progress = change.draft.as_ref().is_some_and(|draft| draft.state == State::LEASED);
+        let (before, done) = if stays_in_progress {
+            ("phase.before", "phase.after")
+        } else {
+            ("finish.before", "finish.after")
+        };
         if failpoint::at(before).await == Hit::Error {
             return Err(SqlError::new(SqlFault::Serialization, "a failpoint").into());
         }
@@ -433,7 +436,7 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
     /// with the committed change.
     async fn settle(&mut self, change: &Change) -> Result<StoredRecord, TxError> {
         let engine = self.attempt.ibid().engine().clone();
-        let (begun, ask) = (self.begun(), self.attempt.ask().clone());
+        let (begun, ask) = (self.begun_record(), self.attempt.ask().clone());
         let known = self.held.stored.clone();
         let reserves = self.reserves;
         let settle = async {
@@ -465,15 +468,15 @@ impl<'a, T: OwnedTx> AttemptTx<'a, T> {
     }
 
     /// Returns the machine's decision on an event of this attempt, for the record as the transaction has locked it.
-    pub(crate) fn says(&self, event: &Event<'_>) -> Option<(Arc<Change>, Decision)> {
+    pub(crate) fn decide(&self, event: &Event<'_>) -> Option<(Arc<Change>, Decision)> {
         match machine::decide(Some(&self.held.stored.record), event, self.held.stored.now) {
             Verdict::Write(change, decision) => Some((change, decision)),
             Verdict::Keep(_) => None,
         }
     }
 
-    pub(crate) fn begun(&self) -> Arc<Record> {
-        self.attempt.begun().clone()
+    pub(crate) fn begun_record(&self) -> Arc<Record> {
+        self.attempt.begun_record().clone()
     }
 
     fn terms(&self) -> Result<WriteOptions, TxError> {

@@ -55,9 +55,6 @@ pub mod rusqlite;
 
 pub mod isolation;
 
-#[cfg(any(feature = "tokio-postgres", feature = "postgres"))]
-pub(crate) mod pg_client;
-
 #[cfg(feature = "mysql-async")]
 mod mysql_client;
 
@@ -68,15 +65,6 @@ mod mysql_tx;
 
 #[cfg(any(feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "sqlx-mysql", feature = "sea-orm"))]
 mod sqlx_error;
-
-#[cfg(any(
-    feature = "sqlx-postgres",
-    feature = "sqlx-sqlite",
-    feature = "sqlx-mysql",
-    feature = "sea-orm",
-    feature = "sqlite"
-))]
-mod sqlite_error;
 
 pub use isolation::{IsolatedDatabase, Isolation};
 #[cfg(any(feature = "mysql-async", feature = "sqlx-mysql"))]

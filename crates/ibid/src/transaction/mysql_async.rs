@@ -39,24 +39,28 @@ impl MysqlAsync {
 }
 
 impl Database for MysqlAsync {
-    type Tx = MysqlAsyncTx<'static>;
+    type Tx = MysqlAsyncTx;
 
-    async fn begin(&self) -> Result<MysqlAsyncTx<'static>, SqlError> {
+    async fn begin(&self) -> Result<MysqlAsyncTx, SqlError> {
         // If this future is dropped midway, the driver closes the connection or rolls back.
         let begin = self.pool.start_transaction(TxOpts::default());
         match tokio::time::timeout(self.wait_max, begin).await {
-            Ok(open) => open.map(MysqlAsyncTx::from).map_err(failure),
+            Ok(open) => open.map(MysqlAsyncScopedTx::from).map_err(failure),
             // Nothing was sent, but it looks the same as a lost connection.
             Err(error) => Err(SqlError::new(SqlFault::Lost, error)),
         }
     }
 }
 
-/// An open transaction. The caller's statements run on the [`Transaction`] that it derefs to.
-pub type MysqlAsyncTx<'c> = MysqlTx<Transaction<'c>>;
+/// A transaction that owns its connection. Your statements run on [`conn`](DriverTx::conn): `tx.conn().exec_drop(…)`.
+pub type MysqlAsyncTx = MysqlAsyncScopedTx<'static>;
 
-impl<'c> From<Transaction<'c>> for MysqlAsyncTx<'c> {
-    fn from(open: Transaction<'c>) -> MysqlAsyncTx<'c> {
+/// A transaction on a connection that is there for `'c`: one of your own that you have begun. [`MysqlAsyncTx`] has no
+/// lifetime.
+pub type MysqlAsyncScopedTx<'c> = MysqlTx<Transaction<'c>>;
+
+impl<'c> From<Transaction<'c>> for MysqlAsyncScopedTx<'c> {
+    fn from(open: Transaction<'c>) -> MysqlAsyncScopedTx<'c> {
         MysqlTx::new(open)
     }
 }
@@ -99,7 +103,7 @@ impl MysqlDriver for Transaction<'_> {
     }
 }
 
-impl<'c> DriverTx for MysqlAsyncTx<'c> {
+impl<'c> DriverTx for MysqlAsyncScopedTx<'c> {
     type Conn<'a>
         = &'a mut Transaction<'c>
     where
@@ -110,7 +114,7 @@ impl<'c> DriverTx for MysqlAsyncTx<'c> {
     }
 }
 
-impl<'c> Deref for MysqlAsyncTx<'c> {
+impl<'c> Deref for MysqlAsyncScopedTx<'c> {
     type Target = Transaction<'c>;
 
     fn deref(&self) -> &Transaction<'c> {
@@ -118,7 +122,7 @@ impl<'c> Deref for MysqlAsyncTx<'c> {
     }
 }
 
-impl<'c> DerefMut for MysqlAsyncTx<'c> {
+impl<'c> DerefMut for MysqlAsyncScopedTx<'c> {
     fn deref_mut(&mut self) -> &mut Transaction<'c> {
         &mut self.driver
     }

@@ -32,17 +32,16 @@ pub(super) type KeyLock = OwnedMutexGuard<()>;
 /// Permit to try once to reserve a key.
 pub(super) type TryPermit<'a> = SemaphorePermit<'a>;
 
-impl Default for ReserveQueue {
-    fn default() -> Self {
+impl ReserveQueue {
+    /// Creates a queue in which so many first tries run at once, at least one.
+    pub(crate) fn new(first_tries_max: usize) -> ReserveQueue {
         ReserveQueue {
             key_locks: Mutex::default(),
-            first_tries: Semaphore::new(FIRST_TRIES_MAX),
+            first_tries: Semaphore::new(first_tries_max.clamp(1, Semaphore::MAX_PERMITS)),
             later_tries: Semaphore::new(LATER_TRIES_MAX),
         }
     }
-}
 
-impl ReserveQueue {
     /// Waits until no other request of this process holds the key.
     pub(super) async fn lock_key(&self, id: RecordId) -> KeyLock {
         let lock = {
@@ -78,9 +77,6 @@ impl ReserveQueue {
     }
 }
 
-/// First tries that run at once: half of a usual pool, so that the other half stays free for running transactions.
-const FIRST_TRIES_MAX: usize = 8;
-
 /// Later tries that run at once. A duplicate that waits for another node is not urgent, and two short tries do not exhaust
 /// even a small pool.
 const LATER_TRIES_MAX: usize = 2;
@@ -94,3 +90,20 @@ const PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// Size of the map of key locks at which unused entries are removed.
 const SWEEP_LOCKS_AT: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn so_many_first_tries_run_at_once_as_the_application_allows() {
+        for (max, allowed) in [(0, 1), (1, 1), (3, 3), (usize::MAX, 5)] {
+            let queue = ReserveQueue::new(max);
+            let mut permits = Vec::new();
+            for _ in 0..5 {
+                permits.extend(queue.first_permit(PAUSE_MAX).await);
+            }
+            assert_eq!(permits.len(), allowed, "{max}");
+        }
+    }
+}

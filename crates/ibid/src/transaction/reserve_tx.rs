@@ -52,7 +52,7 @@ impl Ibid {
         let begin = self.try_inside(ask, database, wait).await;
         let arrival = match &begin {
             Ok(Begin::Skip(outcome)) => outcome.arrival(),
-            Ok(Begin::Run(inside)) => Arrival::of_run(inside.begun().attempt),
+            Ok(Begin::Run(inside)) => Arrival::of_run(inside.begun_record().attempt),
             Err(_) => return begin,
         };
         self.count_request(&identity.tenant, arrival, Instant::now());
@@ -84,9 +84,9 @@ impl Ibid {
         let policy = store.policy(ask.policy.clone()).await?;
         let (mut lost_races, mut backoff) = (0, ReserveQueue::backoff());
         while lost_races < RESERVE_TRIES_MAX {
-            if let Some(outcome) = self.cached(&ask) {
+            if let Some(outcome) = self.find_cached(&ask) {
                 if let Some(pass) = gate.take() {
-                    pass.unused();
+                    pass.cancel();
                 }
                 return Ok(Begin::Skip(outcome));
             }
@@ -255,8 +255,8 @@ impl Ibid {
 /// Tells the breaker whether the store answered the first reservation of a request.
 fn report<T>(pass: Pass<'_>, reserved: &Result<ReserveTry<T>, TxError>) {
     match reserved {
-        Err(TxError::Sql(error)) if error.fault() == SqlFault::Lost => pass.failed(Instant::now()),
-        _ => pass.answered(),
+        Err(TxError::Sql(error)) if error.fault() == SqlFault::Lost => pass.report_failure(Instant::now()),
+        _ => pass.report_reply(),
     }
 }
 

@@ -7,16 +7,13 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use ::rusqlite::types::{ToSqlOutput, ValueRef};
-use ::rusqlite::{Connection, Error, Row as SqliteRow, Statement as Prepared};
-use bytes::Bytes;
-use ibid_core::sql::{
-    Database, Dialect, OwnedTx, Param, SqlError, SqlFault, SqlRow, SqlTx, Statement, Type, Value,
-};
+use ::rusqlite::{Connection, Error};
+use ibid_core::sql::{Database, Dialect, OwnedTx, Param, SqlError, SqlFault, SqlRow, SqlTx, Statement};
 use ibid_core::store::BoxFuture;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
-use super::{DriverTx, TxError, sqlite_error};
+use super::{DriverTx, TxError};
+use crate::driver::rusqlite_client::{failure, rows, run};
 
 /// One connection that transactions share, one after the other.
 #[derive(Clone, Debug)]
@@ -36,15 +33,20 @@ impl From<Arc<Mutex<Connection>>> for Rusqlite {
 }
 
 impl Database for Rusqlite {
-    type Tx = RusqliteTx<'static>;
+    type Tx = RusqliteTx;
 
-    async fn begin(&self) -> Result<RusqliteTx<'static>, SqlError> {
-        RusqliteTx::open(RusqliteHandle::Shared(self.0.clone().lock_owned().await))
+    async fn begin(&self) -> Result<RusqliteTx, SqlError> {
+        RusqliteScopedTx::open(RusqliteHandle::Shared(self.0.clone().lock_owned().await))
     }
 }
 
-/// An open transaction. The caller's statements run on the [`Connection`] that it derefs to. Dropping it rolls it back.
-pub struct RusqliteTx<'a> {
+/// A transaction that owns its connection. Your statements run on [`conn`](DriverTx::conn): `tx.conn().execute(…)`. Dropping it
+/// rolls it back.
+pub type RusqliteTx = RusqliteScopedTx<'static>;
+
+/// A transaction on a connection that is there for `'a`, such as one that you [lend](RusqliteScopedTx::begin).
+/// [`RusqliteTx`] has no lifetime.
+pub struct RusqliteScopedTx<'a> {
     handle: RusqliteHandle<'a>,
 }
 
@@ -53,20 +55,20 @@ enum RusqliteHandle<'a> {
     Shared(OwnedMutexGuard<Connection>),
 }
 
-impl<'a> RusqliteTx<'a> {
+impl<'a> RusqliteScopedTx<'a> {
     /// Begins a transaction on the caller's connection, with the write lock (`begin immediate`).
     ///
     /// # Errors
     ///
     /// Fails if the connection already has an open transaction, or if SQLite fails or is busy.
-    pub fn begin(connection: &'a mut Connection) -> Result<RusqliteTx<'a>, SqlError> {
-        RusqliteTx::open(RusqliteHandle::Lent(connection))
+    pub fn begin(connection: &'a mut Connection) -> Result<RusqliteScopedTx<'a>, SqlError> {
+        RusqliteScopedTx::open(RusqliteHandle::Lent(connection))
     }
 
-    fn open(handle: RusqliteHandle<'a>) -> Result<RusqliteTx<'a>, SqlError> {
-        // Before `RusqliteTx` exists, because its drop rolls back: a transaction that was already open is not ours to end.
+    fn open(handle: RusqliteHandle<'a>) -> Result<RusqliteScopedTx<'a>, SqlError> {
+        // Before the transaction exists, because its drop rolls back: a transaction that was already open is not ours to end.
         handle.connection().execute_batch("begin immediate").map_err(failure)?;
-        Ok(RusqliteTx { handle })
+        Ok(RusqliteScopedTx { handle })
     }
 
     /// Returns the connection, or an error if the transaction is no longer open.
@@ -86,7 +88,7 @@ impl<'a> RusqliteTx<'a> {
     }
 }
 
-impl SqlTx for RusqliteTx<'_> {
+impl SqlTx for RusqliteScopedTx<'_> {
     fn dialect(&self) -> Dialect {
         Dialect::Sqlite
     }
@@ -108,7 +110,7 @@ impl SqlTx for RusqliteTx<'_> {
     }
 }
 
-impl OwnedTx for RusqliteTx<'_> {
+impl OwnedTx for RusqliteScopedTx<'_> {
     async fn commit(self) -> Result<(), SqlError> {
         self.end("commit")
     }
@@ -118,7 +120,7 @@ impl OwnedTx for RusqliteTx<'_> {
     }
 }
 
-impl DriverTx for RusqliteTx<'_> {
+impl DriverTx for RusqliteScopedTx<'_> {
     type Conn<'a>
         = &'a Connection
     where
@@ -129,7 +131,7 @@ impl DriverTx for RusqliteTx<'_> {
     }
 }
 
-impl Deref for RusqliteTx<'_> {
+impl Deref for RusqliteScopedTx<'_> {
     type Target = Connection;
 
     fn deref(&self) -> &Connection {
@@ -137,7 +139,7 @@ impl Deref for RusqliteTx<'_> {
     }
 }
 
-impl Drop for RusqliteTx<'_> {
+impl Drop for RusqliteScopedTx<'_> {
     fn drop(&mut self) {
         if !self.is_autocommit() {
             // If this fails too, the next `begin` reports it.
@@ -146,9 +148,9 @@ impl Drop for RusqliteTx<'_> {
     }
 }
 
-impl fmt::Debug for RusqliteTx<'_> {
+impl fmt::Debug for RusqliteScopedTx<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RusqliteTx").finish_non_exhaustive()
+        f.debug_struct("RusqliteScopedTx").finish_non_exhaustive()
     }
 }
 
@@ -161,94 +163,9 @@ impl RusqliteHandle<'_> {
     }
 }
 
-/// A borrowed transaction. The caller that opened it also ends it.
-pub(crate) struct JoinedTx<'a>(pub(crate) &'a mut Connection);
-
-impl SqlTx for JoinedTx<'_> {
-    fn dialect(&self) -> Dialect {
-        Dialect::Sqlite
-    }
-
-    fn execute<'a>(
-        &'a mut self,
-        statement: &'static Statement,
-        params: &'a [Param<'a>],
-    ) -> BoxFuture<'a, Result<(), SqlError>> {
-        Box::pin(async move { run(self.0, statement, params) })
-    }
-
-    fn query<'a>(
-        &'a mut self,
-        statement: &'static Statement,
-        params: &'a [Param<'a>],
-    ) -> BoxFuture<'a, Result<Vec<SqlRow>, SqlError>> {
-        Box::pin(async move { rows(self.0, statement, params) })
-    }
-}
-
-fn run(connection: &Connection, statement: &'static Statement, params: &[Param<'_>]) -> Result<(), SqlError> {
-    let mut prepared = connection.prepare_cached(statement.text).map_err(failure)?;
-    bind(&mut prepared, params)?;
-    prepared.raw_execute().map(drop).map_err(failure)
-}
-
-fn rows(
-    connection: &Connection,
-    statement: &'static Statement,
-    params: &[Param<'_>],
-) -> Result<Vec<SqlRow>, SqlError> {
-    let mut prepared = connection.prepare_cached(statement.text).map_err(failure)?;
-    bind(&mut prepared, params)?;
-    let mut cursor = prepared.raw_query();
-    let mut rows = Vec::new();
-    while let Some(row) = cursor.next().map_err(failure)? {
-        let values = statement.columns.iter().enumerate().map(|(at, kind)| value(row, at, *kind));
-        rows.push(SqlRow::new(values.collect::<Result<_, _>>()?));
-    }
-    Ok(rows)
-}
-
-fn bind(prepared: &mut Prepared<'_>, params: &[Param<'_>]) -> Result<(), SqlError> {
-    for (at, param) in params.iter().enumerate() {
-        let value = match *param {
-            Param::Null(_) => ValueRef::Null,
-            Param::Bool(value) => ValueRef::Integer(i64::from(value)),
-            Param::I64(value) => ValueRef::Integer(value),
-            Param::Text(value) => ValueRef::Text(value.as_bytes()),
-            Param::Bytes(value) => ValueRef::Blob(value),
-        };
-        prepared.raw_bind_parameter(at + 1, ToSqlOutput::Borrowed(value)).map_err(failure)?;
-    }
-    Ok(())
-}
-
-fn value(row: &SqliteRow<'_>, at: usize, kind: Type) -> Result<Value, SqlError> {
-    let stored = row.get_ref(at).map_err(failure)?;
-    let value = match (kind, stored) {
-        (_, ValueRef::Null) => Some(Value::Null),
-        (Type::Bool, ValueRef::Integer(value)) => Some(Value::Bool(value != 0)),
-        (Type::I64, ValueRef::Integer(value)) => Some(Value::I64(value)),
-        (Type::Text, ValueRef::Text(value)) => {
-            std::str::from_utf8(value).ok().map(|text| Value::Text(text.to_owned()))
-        }
-        (Type::Bytes, ValueRef::Blob(value)) => Some(Value::Bytes(Bytes::copy_from_slice(value))),
-        _ => None,
-    };
-    value.ok_or_else(|| SqlError::mismatch(&format!("{kind:?} in column {at}, found {}", stored.data_type())))
-}
-
 /// Converts the error of a caller's statement.
 impl From<Error> for TxError {
     fn from(error: Error) -> TxError {
         failure(error).into()
     }
-}
-
-fn failure(error: Error) -> SqlError {
-    let fault = match &error {
-        Error::SqliteFailure(reported, _) => sqlite_error::fault(reported.extended_code),
-        Error::SqlInputError { error: reported, .. } => sqlite_error::fault(reported.extended_code),
-        _ => SqlFault::Wrong,
-    };
-    SqlError::new(fault, error)
 }

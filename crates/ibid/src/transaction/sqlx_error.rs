@@ -5,7 +5,8 @@ use sqlx::Error;
 #[cfg(feature = "sqlx-mysql")]
 use sqlx::mysql::MySqlDatabaseError;
 
-use super::{TxError, sqlite_error};
+use super::TxError;
+use crate::driver::sqlite_error;
 
 /// Converts the error of a caller's statement.
 impl From<Error> for TxError {

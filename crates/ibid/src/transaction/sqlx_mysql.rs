@@ -24,9 +24,9 @@ use super::sqlx_error::failure;
 pub struct SqlxMysql(pub MySqlPool);
 
 impl Database for SqlxMysql {
-    type Tx = SqlxMysqlTx<'static>;
+    type Tx = SqlxMysqlTx;
 
-    async fn begin(&self) -> Result<SqlxMysqlTx<'static>, SqlError> {
+    async fn begin(&self) -> Result<SqlxMysqlTx, SqlError> {
         // On a separate task, because this future may be dropped between the server's BEGIN and its reply. sqlx would then
         // return the connection to the pool with an open transaction.
         let pool = self.0.clone();
@@ -39,10 +39,13 @@ impl Database for SqlxMysql {
     }
 }
 
-/// An open transaction. The caller's statements run on the connection that it derefs to: `query.execute(&mut *tx)`.
-pub type SqlxMysqlTx<'c> = MysqlTx<SqlxMysqlDriver<'c>>;
+/// A transaction that owns its connection. Your statements run on [`conn`](DriverTx::conn): `query.execute(tx.conn())`.
+pub type SqlxMysqlTx = SqlxMysqlScopedTx<'static>;
 
-/// The driver's part of a [`SqlxMysqlTx`].
+/// A transaction on a connection that is there for `'c`: one of your own that you have begun. [`SqlxMysqlTx`] has no lifetime.
+pub type SqlxMysqlScopedTx<'c> = MysqlTx<SqlxMysqlDriver<'c>>;
+
+/// The driver's part of a [`SqlxMysqlScopedTx`].
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct SqlxMysqlDriver<'c> {
@@ -53,8 +56,8 @@ pub struct SqlxMysqlDriver<'c> {
     has_ended: bool,
 }
 
-impl<'c> From<Transaction<'c, MySql>> for SqlxMysqlTx<'c> {
-    fn from(open: Transaction<'c, MySql>) -> SqlxMysqlTx<'c> {
+impl<'c> From<Transaction<'c, MySql>> for SqlxMysqlScopedTx<'c> {
+    fn from(open: Transaction<'c, MySql>) -> SqlxMysqlScopedTx<'c> {
         MysqlTx::new(SqlxMysqlDriver { open, is_proven: false, has_ended: false })
     }
 }
@@ -114,7 +117,7 @@ impl MysqlDriver for SqlxMysqlDriver<'_> {
 
 static AUTOCOMMIT: Statement = Statement { text: "select @@session.autocommit", columns: &[Type::I64] };
 
-impl DriverTx for SqlxMysqlTx<'_> {
+impl DriverTx for SqlxMysqlScopedTx<'_> {
     type Conn<'a>
         = &'a mut MySqlConnection
     where
@@ -125,7 +128,7 @@ impl DriverTx for SqlxMysqlTx<'_> {
     }
 }
 
-impl Deref for SqlxMysqlTx<'_> {
+impl Deref for SqlxMysqlScopedTx<'_> {
     type Target = MySqlConnection;
 
     fn deref(&self) -> &MySqlConnection {
@@ -133,7 +136,7 @@ impl Deref for SqlxMysqlTx<'_> {
     }
 }
 
-impl DerefMut for SqlxMysqlTx<'_> {
+impl DerefMut for SqlxMysqlScopedTx<'_> {
     fn deref_mut(&mut self) -> &mut MySqlConnection {
         self.driver.is_proven = false;
         &mut self.driver.open

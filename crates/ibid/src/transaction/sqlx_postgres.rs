@@ -19,34 +19,37 @@ use super::sqlx_error::failure;
 pub struct SqlxPostgres(pub PgPool);
 
 impl Database for SqlxPostgres {
-    type Tx = SqlxPostgresTx<'static>;
+    type Tx = SqlxPostgresTx;
 
-    async fn begin(&self) -> Result<SqlxPostgresTx<'static>, SqlError> {
+    async fn begin(&self) -> Result<SqlxPostgresTx, SqlError> {
         // On a separate task, because this future may be dropped between the server's BEGIN and its reply. sqlx would then
         // return the connection to the pool with an open transaction.
         let pool = self.0.clone();
         match tokio::spawn(async move { pool.begin().await }).await {
-            Ok(open) => open.map(SqlxPostgresTx::from).map_err(failure),
+            Ok(open) => open.map(SqlxPostgresScopedTx::from).map_err(failure),
             Err(error) => Err(SqlError::new(SqlFault::Lost, error)),
         }
     }
 }
 
-/// An open transaction. The caller's statements run on the connection that it derefs to: `query.execute(&mut *tx)`.
+/// A transaction that owns its connection. Your statements run on [`conn`](DriverTx::conn): `query.execute(tx.conn())`.
+pub type SqlxPostgresTx = SqlxPostgresScopedTx<'static>;
+
+/// A transaction on a connection that is there for `'c`: one of your own that you have begun. [`SqlxPostgresTx`] has no lifetime.
 #[derive(Debug)]
-pub struct SqlxPostgresTx<'c> {
+pub struct SqlxPostgresScopedTx<'c> {
     open: Transaction<'c, Postgres>,
     /// `true` if the last statement was ibid's and succeeded, so the server has not aborted the transaction.
     proven: bool,
 }
 
-impl<'c> From<Transaction<'c, Postgres>> for SqlxPostgresTx<'c> {
-    fn from(open: Transaction<'c, Postgres>) -> SqlxPostgresTx<'c> {
-        SqlxPostgresTx { open, proven: false }
+impl<'c> From<Transaction<'c, Postgres>> for SqlxPostgresScopedTx<'c> {
+    fn from(open: Transaction<'c, Postgres>) -> SqlxPostgresScopedTx<'c> {
+        SqlxPostgresScopedTx { open, proven: false }
     }
 }
 
-impl SqlTx for SqlxPostgresTx<'_> {
+impl SqlTx for SqlxPostgresScopedTx<'_> {
     fn dialect(&self) -> Dialect {
         Dialect::Postgres
     }
@@ -80,7 +83,7 @@ impl SqlTx for SqlxPostgresTx<'_> {
     }
 }
 
-impl OwnedTx for SqlxPostgresTx<'_> {
+impl OwnedTx for SqlxPostgresScopedTx<'_> {
     async fn commit(mut self) -> Result<(), SqlError> {
         if !self.proven {
             sqlx::query("select 1").execute(&mut *self.open).await.map_err(failure)?;
@@ -93,7 +96,7 @@ impl OwnedTx for SqlxPostgresTx<'_> {
     }
 }
 
-impl DriverTx for SqlxPostgresTx<'_> {
+impl DriverTx for SqlxPostgresScopedTx<'_> {
     type Conn<'a>
         = &'a mut PgConnection
     where
@@ -104,7 +107,7 @@ impl DriverTx for SqlxPostgresTx<'_> {
     }
 }
 
-impl Deref for SqlxPostgresTx<'_> {
+impl Deref for SqlxPostgresScopedTx<'_> {
     type Target = PgConnection;
 
     fn deref(&self) -> &PgConnection {
@@ -112,7 +115,7 @@ impl Deref for SqlxPostgresTx<'_> {
     }
 }
 
-impl DerefMut for SqlxPostgresTx<'_> {
+impl DerefMut for SqlxPostgresScopedTx<'_> {
     fn deref_mut(&mut self) -> &mut PgConnection {
         self.proven = false;
         &mut self.open

@@ -20,24 +20,27 @@ use super::sqlx_error::failure;
 pub struct SqlxSqlite(pub SqlitePool);
 
 impl Database for SqlxSqlite {
-    type Tx = SqlxSqliteTx<'static>;
+    type Tx = SqlxSqliteTx;
 
-    async fn begin(&self) -> Result<SqlxSqliteTx<'static>, SqlError> {
-        self.0.begin_with("BEGIN IMMEDIATE").await.map(SqlxSqliteTx).map_err(failure)
+    async fn begin(&self) -> Result<SqlxSqliteTx, SqlError> {
+        self.0.begin_with("BEGIN IMMEDIATE").await.map(SqlxSqliteScopedTx).map_err(failure)
     }
 }
 
-/// An open transaction. The caller's statements run on the connection that it derefs to: `query.execute(&mut *tx)`.
+/// A transaction that owns its connection. Your statements run on [`conn`](DriverTx::conn): `query.execute(tx.conn())`.
+pub type SqlxSqliteTx = SqlxSqliteScopedTx<'static>;
+
+/// A transaction on a connection that is there for `'c`: one of your own that you have begun. [`SqlxSqliteTx`] has no lifetime.
 #[derive(Debug)]
-pub struct SqlxSqliteTx<'c>(Transaction<'c, Sqlite>);
+pub struct SqlxSqliteScopedTx<'c>(Transaction<'c, Sqlite>);
 
-impl<'c> From<Transaction<'c, Sqlite>> for SqlxSqliteTx<'c> {
-    fn from(open: Transaction<'c, Sqlite>) -> SqlxSqliteTx<'c> {
-        SqlxSqliteTx(open)
+impl<'c> From<Transaction<'c, Sqlite>> for SqlxSqliteScopedTx<'c> {
+    fn from(open: Transaction<'c, Sqlite>) -> SqlxSqliteScopedTx<'c> {
+        SqlxSqliteScopedTx(open)
     }
 }
 
-impl SqlTx for SqlxSqliteTx<'_> {
+impl SqlTx for SqlxSqliteScopedTx<'_> {
     fn dialect(&self) -> Dialect {
         Dialect::Sqlite
     }
@@ -66,7 +69,7 @@ impl SqlTx for SqlxSqliteTx<'_> {
     }
 }
 
-impl OwnedTx for SqlxSqliteTx<'_> {
+impl OwnedTx for SqlxSqliteScopedTx<'_> {
     async fn commit(self) -> Result<(), SqlError> {
         self.0.commit().await.map_err(failure)
     }
@@ -76,7 +79,7 @@ impl OwnedTx for SqlxSqliteTx<'_> {
     }
 }
 
-impl DriverTx for SqlxSqliteTx<'_> {
+impl DriverTx for SqlxSqliteScopedTx<'_> {
     type Conn<'a>
         = &'a mut SqliteConnection
     where
@@ -87,7 +90,7 @@ impl DriverTx for SqlxSqliteTx<'_> {
     }
 }
 
-impl Deref for SqlxSqliteTx<'_> {
+impl Deref for SqlxSqliteScopedTx<'_> {
     type Target = SqliteConnection;
 
     fn deref(&self) -> &SqliteConnection {
@@ -95,7 +98,7 @@ impl Deref for SqlxSqliteTx<'_> {
     }
 }
 
-impl DerefMut for SqlxSqliteTx<'_> {
+impl DerefMut for SqlxSqliteScopedTx<'_> {
     fn deref_mut(&mut self) -> &mut SqliteConnection {
         &mut self.0
     }

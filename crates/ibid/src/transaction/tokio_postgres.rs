@@ -10,8 +10,8 @@ use deadpool_postgres::{HookError, Object, Pool, PoolError};
 use ibid_core::sql::{Database, Dialect, OwnedTx, Param, SqlError, SqlFault, SqlRow, SqlTx, Statement};
 use ibid_core::store::BoxFuture;
 
-use super::pg_client::{failure, rows, run};
 use super::{DriverTx, TxError};
+use crate::driver::pg_client::{failure, rows, run};
 
 /// A pool of `tokio-postgres` connections.
 #[derive(Clone, Debug)]

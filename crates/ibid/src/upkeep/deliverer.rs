@@ -10,8 +10,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use ibid_core::change::StoredRecord;
-use ibid_core::machine::{Decision, Event};
-use ibid_core::record::State;
+use ibid_core::machine::{self, Decision, Event};
 use ibid_core::store::{Cursor, Page, StoreError};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
@@ -121,7 +120,7 @@ async fn deliver_once(ibid: &Ibid, runner: &Arc<dyn Resume>) -> Result<u64, Stor
 
 /// Returns accepted requests that are due.
 async fn due_page(ibid: &Ibid, after: Option<Cursor>, limit: u32) -> Result<Page<StoredRecord>, StoreError> {
-    ibid.engine().due(State::Pending, after, limit).await
+    ibid.engine().due(machine::DELIVERED_STATE, after, limit).await
 }
 
 /// Claims records further behind. The next call continues where this one ends, and starts over after the last record.

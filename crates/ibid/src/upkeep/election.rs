@@ -23,18 +23,18 @@ use crate::random::random;
 use crate::telemetry;
 
 /// Says whether this node is elected for a group of chores.
-pub(super) struct Seat {
+pub(super) struct ElectionSlot {
     is_elected: watch::Sender<bool>,
     resigned: Notify,
 }
 
-impl Default for Seat {
+impl Default for ElectionSlot {
     fn default() -> Self {
-        Seat { is_elected: watch::Sender::new(false), resigned: Notify::new() }
+        ElectionSlot { is_elected: watch::Sender::new(false), resigned: Notify::new() }
     }
 }
 
-impl Seat {
+impl ElectionSlot {
     pub(super) fn is_elected(&self) -> bool {
         *self.is_elected.borrow()
     }
@@ -49,8 +49,7 @@ impl Seat {
         self.wait_for(false).await;
     }
 
-    /// Leaves the chores to another node, because this one has no capacity left. If none takes them, this one is elected
-    /// again.
+    /// Leaves the chores to another node, because this one can't do them now. If none takes them, this one is elected again.
     pub(super) fn resign(&self) {
         self.resigned.notify_one();
     }
@@ -85,7 +84,7 @@ impl Seat {
             if timeout(candidate.pause(beat_every), self.resigned.notified()).await.is_ok() {
                 candidate = ElectionCandidate::new(ibid, role(), every / STALE_PARTS);
                 self.is_elected.send_replace(false);
-                tokio::time::sleep(beat_every).await;
+                tokio::time::sleep(beat_every * RESIGNED_BEATS).await;
             }
         }
     }
@@ -223,6 +222,10 @@ const FREE: &[u8] = FREE_TEXT.as_bytes();
 
 /// Heartbeats in one interval. A node that reads between two of them sees a change at least every third of the interval.
 const BEAT_PARTS: u32 = 3;
+
+/// Heartbeats for which a node that has resigned does not stand. Every other node looks at the role once per heartbeat, so by then it
+/// has seen that the role is free.
+const RESIGNED_BEATS: u32 = 2;
 
 /// Part of the interval after which an unchanged value is stale. A node that dies right after a heartbeat is read a third of
 /// the interval later at most, and replaced half an interval after that: within one interval. A heartbeat that is late by a

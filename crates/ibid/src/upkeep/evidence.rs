@@ -1,6 +1,8 @@
 //! Applies evidence that was missed, because a process died between writing an unknown outcome and looking for evidence
 //! about it, or had no worker for the effect. Deletes evidence that is no longer useful.
 
+use std::sync::atomic::Ordering;
+
 use ibid_core::evidence::{EvidenceQuery, EvidenceStore, EvidenceSubject, StoredEvidence};
 use ibid_core::machine::EvidenceVerdict;
 use ibid_core::store::StoreError;
@@ -63,6 +65,9 @@ async fn apply_batch(
                     Ok(result) => settled += u64::from(result == EvidenceResult::Settled),
                     // A record or effect that can't be written must not hold up the others. The next pass tries again.
                     Err(error) if is_of_one(stored, &error) => {
+                        if error.is_transient() {
+                            ibid.upkeep().is_evidence_stuck.store(true, Ordering::Relaxed);
+                        }
                         tracing::warn!(
                             subject = %stored.evidence.about.id().short(),
                             error = &error as &dyn std::error::Error,

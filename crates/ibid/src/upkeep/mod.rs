@@ -18,18 +18,23 @@ mod stored_request;
 mod sweeper;
 
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::FutureExt;
 use ibid_core::store::{Cursor, StoreError};
 use metrics::{counter, gauge};
 use parking_lot::Mutex;
+use tokio::time::{Instant, timeout};
 
 use chore_status::ChoreLog;
 pub use chore_status::ChoreStatus;
 use deliverer::Deliveries;
-use election::Seat;
+use election::ElectionSlot;
 pub use evidence::apply_evidence_once;
+#[doc(hidden)]
+pub use reaper::CLOCK_AHEAD_MAX;
 use reaper::ReapCursors;
 pub use reaper::{ReapPreview, ReapStats, Retention, reap_once, reap_preview, reap_store};
 use reconciler::LookupSlot;
@@ -62,6 +67,28 @@ pub(crate) struct UpkeepState {
     sweep_cursors: SweepCursors,
     /// Sequence number behind which the next round of the evidence chore continues.
     evidence_cursor: Mutex<Option<Cursor>>,
+    /// `true` if evidence about an effect could not be written since this was last read.
+    is_evidence_stuck: AtomicBool,
+    /// Instant at which this node last resigned because of such evidence.
+    resigned_at: Mutex<Option<Instant>>,
+}
+
+impl UpkeepState {
+    /// Returns whether this node leaves the evidence chore to another one, and notes that it does.
+    ///
+    /// The rows of an effect are in the application's database, and this node's connections to it may be used up. Another node may
+    /// have some. It can't help an effect that no node can write, so the node resigns once in a while only.
+    fn resigns_for_evidence(&self) -> bool {
+        if !self.is_evidence_stuck.swap(false, Ordering::Relaxed) {
+            return false;
+        }
+        let mut resigned_at = self.resigned_at.lock();
+        let resigns = resigned_at.is_none_or(|at| at.elapsed() >= RESIGN_EVERY);
+        if resigns {
+            *resigned_at = Some(Instant::now());
+        }
+        resigns
+    }
 }
 
 /// Intervals of the chores, and how long the reaper keeps rows.
@@ -104,8 +131,9 @@ impl Default for Schedule {
 /// Runs the chores until dropped. A failed chore is logged and runs again after its interval.
 ///
 /// Any number of processes may call this on one store. One of them sweeps and applies evidence, and one reaps, at a time; if
-/// it ends or dies, another replaces it within one interval. All of them deliver accepted requests, and look up unknown
-/// records that are overdue.
+/// it ends or dies, another replaces it within one interval. If a round of it takes three intervals and more than a minute, or its
+/// connections don't suffice to apply evidence, it leaves the chores to another as well. All of them deliver accepted requests, and
+/// look up unknown records that are overdue.
 ///
 /// # Cancel safety
 ///
@@ -113,7 +141,7 @@ impl Default for Schedule {
 /// interval.
 pub async fn run(ibid: Ibid, schedule: Schedule) {
     let ibid = &ibid;
-    let (sweeps, reaps) = (&Seat::default(), &Seat::default());
+    let (sweeps, reaps) = (&ElectionSlot::default(), &ElectionSlot::default());
     let sweep_group = || sweep_role(ibid);
     let sweep_group_every = schedule.sweep_every.min(schedule.reconcile_every);
     // Concurrently: a slow lookup at an upstream must not hold up a sweep, nor a long sweep an accepted request.
@@ -127,7 +155,12 @@ pub async fn run(ibid: Ibid, schedule: Schedule) {
             })
         }),
         while_elected(sweeps, schedule.reconcile_every, || {
-            run_round(ibid, "evidence", apply_evidence_once(ibid))
+            run_round(ibid, "evidence", apply_evidence_once(ibid)).inspect(|_| {
+                if ibid.upkeep().resigns_for_evidence() {
+                    tracing::warn!("evidence could not be written here; leaving the chore to another node");
+                    sweeps.resign();
+                }
+            })
         }),
         every(schedule.reconcile_every, || {
             let late = schedule.reconcile_every.saturating_mul(2);
@@ -158,14 +191,32 @@ fn publish_process_gauges(ibid: &Ibid) {
 }
 
 /// Runs a chore at intervals while this node is elected, and at once when it becomes so.
-async fn while_elected<F: Future>(seat: &Seat, pause: Duration, mut chore: impl FnMut() -> F) {
+async fn while_elected<F: Future>(slot: &ElectionSlot, pause: Duration, mut chore: impl FnMut() -> F) {
     let mut ticker = tokio::time::interval(pause);
     ticker.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        seat.wait_until_elected().await;
+        slot.wait_until_elected().await;
         ticker.tick().await;
-        if seat.is_elected() {
-            chore().await;
+        if slot.is_elected() {
+            finish_round(slot, pause, chore()).await;
+        }
+    }
+}
+
+/// Runs one round to its end, and resigns each time that it takes too long.
+///
+/// The heartbeat runs beside the round, so without this a node whose round hangs would stay elected, and no node would do the chore.
+/// The round itself goes on: a write in it may have been sent.
+async fn finish_round<F: Future>(slot: &ElectionSlot, pause: Duration, round: F) -> F::Output {
+    let patience = pause.saturating_mul(ROUND_INTERVALS_MAX).max(ROUND_PATIENCE_MIN);
+    let mut round = pin!(round);
+    loop {
+        if let Ok(done) = timeout(patience, &mut round).await {
+            return done;
+        }
+        if slot.is_elected() {
+            tracing::warn!(after = ?patience, "round of a chore takes too long; leaving it to another node");
+            slot.resign();
         }
     }
 }
@@ -221,3 +272,13 @@ fn log_run(ibid: &Ibid, chore: &'static str, result: Result<u64, StoreError>) {
         }
     }
 }
+
+/// Intervals that a round of an elected node may take before the node resigns. A round that takes longer than one interval catches
+/// up; one that takes three hangs, or is too much for this node.
+const ROUND_INTERVALS_MAX: u32 = 3;
+
+/// Shortest time after which a round counts as hanging: twice the longest read of a chore, and a full round of the reaper.
+const ROUND_PATIENCE_MIN: Duration = Duration::from_secs(60);
+
+/// Shortest time between two resignations because of evidence that can't be written. Each one pauses the sweeps for a moment.
+const RESIGN_EVERY: Duration = Duration::from_secs(60);

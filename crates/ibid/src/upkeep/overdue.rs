@@ -4,6 +4,8 @@
 //! It writes to the store directly, not through the engine, so that `reap_store` needs none. A duplicate that waits in this
 //! process notices at its next poll.
 
+use std::time::Duration;
+
 use ibid_core::change::{Commit, StoredRecord};
 use ibid_core::effect::EffectFilter;
 use ibid_core::machine::{self, Event, Verdict};
@@ -11,8 +13,9 @@ use ibid_core::record::{Record, State};
 use ibid_core::store::{Cursor, Store, StoreError};
 use metrics::counter;
 use parking_lot::Mutex;
+use tokio::time::timeout;
 
-use crate::engine::read_due;
+use crate::engine::{no_reply, read_due};
 use crate::outbox::store_tx;
 use crate::random::nonce;
 use crate::telemetry;
@@ -31,9 +34,10 @@ pub(super) async fn settle_overdue(
     store: &dyn Store,
     cursors: Option<&OverdueCursors>,
 ) -> Result<u64, StoreError> {
-    let unclaimed = settle_all(store, State::Pending, cursors.map(|cursors| &cursors.pending)).await;
-    let unknown = settle_all(store, State::Unknown, cursors.map(|cursors| &cursors.unknown)).await;
-    Ok(unclaimed? + unknown?)
+    let [pending, unknown] = machine::OVERDUE_STATES;
+    let unclaimed = settle_all(store, pending, cursors.map(|cursors| &cursors.pending)).await;
+    let outlived = settle_all(store, unknown, cursors.map(|cursors| &cursors.unknown)).await;
+    Ok(unclaimed? + outlived?)
 }
 
 async fn settle_all(
@@ -62,7 +66,7 @@ async fn settle_all(
 /// Settles one record if its time is over. Returns whether it did.
 async fn settle(store: &dyn Store, stored: &StoredRecord) -> Result<bool, StoreError> {
     let nonce = nonce();
-    let (record, is_unknown) = (&*stored.record, stored.record.state == State::Unknown);
+    let (record, is_unknown) = (&*stored.record, stored.record.state.is_unknown());
     let event = if is_unknown { Event::Outlived { nonce } } else { Event::NeverClaimed { nonce } };
     let Verdict::Write(change, _) = machine::decide(Some(record), &event, stored.now) else {
         return Ok(false);
@@ -71,7 +75,9 @@ async fn settle(store: &dyn Store, stored: &StoredRecord) -> Result<bool, StoreE
         return Ok(false);
     }
     let short = record.id.short();
-    match store.commit(change, None).await {
+    // A commit that is dropped here may still happen. The next round reads the record again.
+    let commit = timeout(COMMIT_FOR_MAX, store.commit(change, None)).await;
+    match commit.unwrap_or_else(|_| Err(no_reply(store, "settle an overdue record"))) {
         Ok(Commit::Done(_)) => {}
         // Another process was first, or the record was claimed or settled.
         Ok(Commit::Conflict(_)) => return Ok(false),
@@ -110,6 +116,10 @@ const BATCH: u32 = 256;
 /// Batches of each state in one round of the reaper: ten thousand records are read in about a tenth of a second. The next round
 /// continues behind them.
 const BATCHES_MAX: u32 = 40;
+
+/// Longest commit of one record. The stores bound a slow commit themselves and sooner; this is for one that does not answer at all,
+/// which must not end the reaper.
+const COMMIT_FOR_MAX: Duration = Duration::from_secs(30);
 
 /// Effects of one record that are read.
 const EFFECTS_MAX: u32 = 1000;

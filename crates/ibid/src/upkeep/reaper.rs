@@ -4,16 +4,16 @@
 //! their record for as long as [`Retention`] says. Each step adapts its size to how long the last one blocked other writers,
 //! and is followed by a pause in proportion to it. Any number of reapers may run at once: each row is removed once.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ibid_core::reap::{ReapCount, ReapStep, ReapTarget};
 use ibid_core::record::State;
-use ibid_core::store::{Cursor, RowCount, Store, StoreError};
+use ibid_core::store::{Cursor, RecordFilter, RowCount, Store, StoreError};
 use metrics::{Gauge, counter, gauge};
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
-use super::election::Seat;
+use super::election::ElectionSlot;
 use super::overdue::{OverdueCursors, settle_overdue};
 use super::{run_round, while_elected};
 use crate::ibid::Ibid;
@@ -87,7 +87,7 @@ pub struct ReapPreview {
 }
 
 /// Runs one round of the reaper, for about a minute at most. After the store's clock has leapt forward it removes nothing, for
-/// as long as the leap was, a day at most.
+/// as long as the leap was, a day at most; and nothing while the store's clock is more than ten minutes ahead of this node's.
 ///
 /// # Errors
 ///
@@ -97,13 +97,14 @@ pub struct ReapPreview {
 ///
 /// Each row is removed or changed whole or not at all. If the future is dropped, the next round does the rest.
 pub async fn reap_once(ibid: &Ibid, keep: Retention) -> Result<ReapStats, StoreError> {
-    if ibid.engine().is_clock_ahead() {
+    let ahead = ibid.engine().read_for_chore("read the clock", read_clock_ahead(&**ibid.store())).await?;
+    if ahead.is_some() || ibid.engine().is_clock_ahead() {
         // Removed rows do not come back when the clock is set right again, and reaping late loses nothing.
-        tracing::warn!("the store's clock has leapt forward; nothing is reaped for now");
+        tracing::warn!(?ahead, "the store's clock is ahead or has leapt forward; nothing is reaped for now");
         return count_records(ibid).await.map(|()| ReapStats::default());
     }
     let settled = settle_overdue(&**ibid.store(), Some(&ibid.upkeep().cursors.overdue)).await;
-    let limits = RoundLimits { deadline: Instant::now() + ROUND_FOR_MAX, cursors: &ibid.upkeep().cursors };
+    let limits = RoundLimits { length: ROUND_FOR_MAX, cursors: &ibid.upkeep().cursors };
     let stats = round(&**ibid.store(), keep, Some(&limits), |_| {}).await;
     let count = count_records(ibid).await;
     let (settled, stats) = (settled?, stats?);
@@ -116,7 +117,7 @@ pub async fn reap_once(ibid: &Ibid, keep: Retention) -> Result<ReapStats, StoreE
 ///
 /// # Errors
 ///
-/// Fails as [`reap_once`] does.
+/// Fails as [`reap_once`] does, and if the store's clock is more than ten minutes ahead of this node's: nothing is removed then.
 ///
 /// # Cancel safety
 ///
@@ -126,15 +127,49 @@ pub async fn reap_store(
     keep: Retention,
     on_step: impl FnMut(&ReapStats),
 ) -> Result<ReapStats, StoreError> {
+    if let Some(ahead) = read_clock_ahead(store).await? {
+        let why = format!(
+            "the store's clock is {} s ahead of this node's, and removed rows do not come back: set the clock that is wrong",
+            ahead.as_secs()
+        );
+        return Err(StoreError::lasting(store.facts().name, "reap", why).unwritten());
+    }
     let settled = settle_overdue(store, None).await;
     let stats = round(store, keep, None, on_step).await?;
     Ok(ReapStats { settled: settled?, ..stats })
 }
 
-/// Deadline of a round, and the cursors from which it and the next one continue.
+/// Returns by how much the store's clock is ahead of this node's, if that is more than [`CLOCK_AHEAD_MAX`].
+///
+/// A process that starts after the store's clock has leapt sees no leap. The node's clock may be the wrong one, but here it can only
+/// delay a removal. A store without a record, or that can't be browsed, tells no time.
+async fn read_clock_ahead(store: &dyn Store) -> Result<Option<Duration>, StoreError> {
+    let Some(browse) = store.browse() else { return Ok(None) };
+    let first = browse.list(RecordFilter::default().with(|filter| filter.limit = 1)).await?;
+    let Some(first) = first.items.first() else { return Ok(None) };
+    // A node whose clock shows a time before 1970 waits, too.
+    let node = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let store = Duration::from_micros(u64::try_from(first.now.as_micros()).unwrap_or_default());
+    Ok(store.checked_sub(node).filter(|ahead| *ahead > CLOCK_AHEAD_MAX))
+}
+
+/// Length of a round, and the cursors from which it and the next one continue.
 struct RoundLimits<'a> {
-    deadline: Instant,
+    length: Duration,
     cursors: &'a ReapCursors,
+}
+
+impl RoundLimits<'_> {
+    /// Returns the part of the round that one target may take.
+    fn share_of(&self, target: ReapTarget) -> Duration {
+        let share = match target {
+            ReapTarget::Records => RECORDS_FOR_MAX,
+            ReapTarget::Effects { .. } => EFFECTS_FOR_MAX,
+            ReapTarget::History { .. } => HISTORY_FOR_MAX,
+            ReapTarget::Policies | ReapTarget::Room => REST_FOR_MAX,
+        };
+        share.min(self.length)
+    }
 }
 
 async fn round(
@@ -144,36 +179,55 @@ async fn round(
     mut on_step: impl FnMut(&ReapStats),
 ) -> Result<ReapStats, StoreError> {
     let (mut stats, mut result) = (ReapStats::default(), Ok(()));
+    let started = Instant::now();
+    let (mut are_records_left, mut is_other_left) = (false, false);
     for target in reap_targets(keep) {
         let add_step = |step: &ReapStep| {
             stats.add(target, step);
             on_step(&stats);
         };
-        let finished = reap_target(store, target, limits, add_step).await;
-        stats.unfinished |= matches!(finished, Ok(false));
+        let limit = limits.map(|limits| (limits.cursors, Instant::now() + limits.share_of(target)));
+        let finished = reap_target(store, target, limit, add_step).await;
+        match target {
+            ReapTarget::Records => are_records_left = matches!(finished, Ok(false)),
+            _ => is_other_left |= matches!(finished, Ok(false)),
+        }
         result = result.and(finished.map(drop));
     }
+    // What the others left of the round is for the records, of which there are most.
+    let end = limits.map(|limits| (limits.cursors, started + limits.length));
+    if are_records_left && end.is_some_and(|(_, end)| Instant::now() < end) {
+        let add_step = |step: &ReapStep| {
+            stats.add(ReapTarget::Records, step);
+            on_step(&stats);
+        };
+        let finished = reap_target(store, ReapTarget::Records, end, add_step).await;
+        are_records_left = matches!(finished, Ok(false));
+        result = result.and(finished.map(drop));
+    }
+    stats.unfinished = are_records_left || is_other_left;
     if stats.held > 0 {
         tracing::warn!(held = stats.held, "expired records kept: application rows reference them");
     }
     result.map(|()| stats)
 }
 
-/// Reaps `target` step by step, at least one step, until no rows are left or the round's limits are reached.
+/// Reaps `target` step by step, at least one step, until no rows are left or its limit is reached: from a saved cursor, and until
+/// an instant.
 ///
-/// Returns `false` only if the round ran out of time. Without `limits` it starts from the beginning and runs to the end.
+/// Returns `false` only if it ran out of time. Without `limit` it starts from the beginning and runs to the end.
 async fn reap_target(
     store: &dyn Store,
     target: ReapTarget,
-    limits: Option<&RoundLimits<'_>>,
+    limit: Option<(&ReapCursors, Instant)>,
     mut on_step: impl FnMut(&ReapStep),
 ) -> Result<bool, StoreError> {
-    let saved = limits.and_then(|limits| limits.cursors.get(target));
+    let saved = limit.and_then(|(cursors, _)| cursors.get(target));
     let mut cursor = saved.and_then(|saved| saved.lock().clone());
     let (mut pacer, mut skipped) = (Pacer::default(), 0);
     loop {
         let step = store.reap(target, cursor, pacer.batch).await?;
-        if let (ReapTarget::Records, Some(_)) = (target, limits) {
+        if let (ReapTarget::Records, Some(_)) = (target, limit) {
             gauge!(telemetry::REAP_BEHIND).set(step.behind.unwrap_or_default().as_secs_f64());
         }
         on_step(&step);
@@ -184,7 +238,7 @@ async fn reap_target(
         if cursor.is_none() {
             return Ok(true);
         }
-        if let Some(limits) = limits {
+        if let Some((_, end)) = limit {
             if matches!(target, ReapTarget::Effects { .. } | ReapTarget::History { .. }) {
                 skipped += u64::from(pacer.batch).saturating_sub(step.removed);
             }
@@ -192,7 +246,7 @@ async fn reap_target(
             if skipped >= SKIPPED_MAX {
                 return Ok(true);
             }
-            if Instant::now() >= limits.deadline {
+            if Instant::now() >= end {
                 return Ok(false);
             }
         }
@@ -229,6 +283,10 @@ impl ReapCursors {
 /// # Errors
 ///
 /// Fails if the store cannot be read.
+///
+/// # Cancel safety
+///
+/// Cancel safe: it only reads.
 pub async fn reap_preview(store: &dyn Store, keep: Retention) -> Result<ReapPreview, StoreError> {
     let (store, [records, effects, history, ..]) = (store.require_browse()?, reap_targets(keep));
     Ok(ReapPreview {
@@ -297,18 +355,18 @@ impl Pacer {
 
 /// Runs the reaper while this node is elected, and clears its gauges when another node replaces it. Otherwise this node would go
 /// on exporting old numbers; a query that takes the largest value over all nodes skips `NaN`.
-pub(super) async fn run(ibid: &Ibid, seat: &Seat, every: Duration, keep: Retention) {
+pub(super) async fn run(ibid: &Ibid, slot: &ElectionSlot, every: Duration, keep: Retention) {
     let reap = || async {
         run_round(ibid, "reaper", async { Ok(reap_once(ibid, keep).await?.removed) }).await;
         // A round that another node's election has overtaken has set the gauges again.
-        if !seat.is_elected() {
+        if !slot.is_elected() {
             clear_gauges();
         }
     };
-    tokio::join!(while_elected(seat, every, reap), async {
+    tokio::join!(while_elected(slot, every, reap), async {
         loop {
-            seat.wait_until_elected().await;
-            seat.wait_until_replaced().await;
+            slot.wait_until_elected().await;
+            slot.wait_until_replaced().await;
             clear_gauges();
         }
     });
@@ -337,7 +395,7 @@ async fn count_records(ibid: &Ibid) -> Result<(), StoreError> {
     };
     // Without an exact count, no age does not mean that there is no such record.
     let mut by_state = State::ALL.into_iter().zip(counts.by_state);
-    let has_none = by_state.any(|counted| counted == (State::Unknown, RowCount::Exact(0)));
+    let has_none = by_state.any(|(state, count)| state.is_unknown() && count == RowCount::Exact(0));
     if let Some(age) = counts.oldest_unknown.or(has_none.then_some(Duration::ZERO)) {
         gauge!(telemetry::OLDEST_UNKNOWN).set(age.as_secs_f64());
     }
@@ -385,6 +443,32 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// continues at the cursors.
 const ROUND_FOR_MAX: Duration = Duration::from_secs(60);
 
+/// Share of the records in a round. Each request makes one, so they get most of it, and what the others leave.
+const RECORDS_FOR_MAX: Duration = Duration::from_secs(40);
+
+/// Share of the effects, of which a request has a few or none. Without a share they would get one step a minute while the records
+/// are behind.
+const EFFECTS_FOR_MAX: Duration = Duration::from_secs(8);
+
+/// Share of the history lines, as many as of the effects. Most rows of either stay, so most of a step is reading.
+const HISTORY_FOR_MAX: Duration = Duration::from_secs(8);
+
+/// Share of the policies, and of the empty pages of the file: a few rows, and one step's work.
+const REST_FOR_MAX: Duration = Duration::from_secs(2);
+
+const _: () = assert!(
+    RECORDS_FOR_MAX.as_secs()
+        + EFFECTS_FOR_MAX.as_secs()
+        + HISTORY_FOR_MAX.as_secs()
+        + 2 * REST_FOR_MAX.as_secs()
+        == ROUND_FOR_MAX.as_secs()
+);
+
+/// Largest lead of the store's clock over this node's with which rows are removed. More than two clocks with a time service, or a
+/// slow reply, ever differ by; less than any retention that matters.
+#[doc(hidden)]
+pub const CLOCK_AHEAD_MAX: Duration = Duration::from_secs(600);
+
 /// Effects or history lines that one round reads and skips: about a tenth of a second of work. At one round a minute, a
 /// pass over ten million rows takes most of a day.
 const SKIPPED_MAX: u64 = 10_000;
@@ -420,7 +504,7 @@ mod tests {
         app.execute_batch(&references).expect("payments");
         let cursors = ReapCursors::default();
         // No time at all: one step for each target.
-        let limits = RoundLimits { deadline: Instant::now(), cursors: &cursors };
+        let limits = RoundLimits { length: Duration::ZERO, cursors: &cursors };
         let (mut removed, mut held) = (0, 0);
         for _ in 0..5 {
             let stats = round(&store, Retention::default(), Some(&limits), |_| {}).await.expect("a round");

@@ -3,19 +3,21 @@
 //! Several processes may look up the same record at once. The machine counts their lookups as one try, and the first process
 //! to settle the record wins.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
-use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt as _};
 use ibid_core::change::StoredRecord;
 use ibid_core::effect::downstream_key;
 use ibid_core::key::Key;
-use ibid_core::machine::{AttemptResponse, Decision, Event, Observation, ObservedBy, may_be_looked_up};
+use ibid_core::machine::{
+    AttemptResponse, Decision, Event, LOOKUP_STATE, Observation, ObservedBy, may_be_looked_up,
+};
 use ibid_core::policy::{Policy, Reconcile};
-use ibid_core::record::{Nonce, Record, State};
+use ibid_core::record::{Nonce, Record};
 use ibid_core::response::Response;
 use ibid_core::scope::{RecordId, Tenant};
 use ibid_core::store::{BoxFuture, Cursor, StoreError};
@@ -27,6 +29,7 @@ use tokio::time::Instant;
 use crate::engine::GiveUp;
 use crate::ibid::Ibid;
 use crate::random::jitter;
+use crate::slot_shares::SlotShares;
 use crate::telemetry;
 
 /// Looks up the outcome of a request, at the upstream or the provider.
@@ -160,7 +163,7 @@ pub async fn reconcile_once(ibid: &Ibid) -> Result<ReconcileStats, StoreError> {
     reconcile_with_progress(ibid, |_| {}).await
 }
 
-/// Like [`reconcile_once`], and calls `on_batch` after every batch of lookups with the counts so far.
+/// Like [`reconcile_once`], and calls `on_lookup` after every lookup with the counts so far.
 ///
 /// # Errors
 ///
@@ -172,9 +175,9 @@ pub async fn reconcile_once(ibid: &Ibid) -> Result<ReconcileStats, StoreError> {
 /// repeats them.
 pub async fn reconcile_with_progress(
     ibid: &Ibid,
-    on_batch: impl FnMut(&ReconcileStats),
+    on_lookup: impl FnMut(&ReconcileStats),
 ) -> Result<ReconcileStats, StoreError> {
-    reconcile(ibid, Duration::ZERO, on_batch).await
+    reconcile(ibid, Duration::ZERO, on_lookup).await
 }
 
 /// Looks up records that have been due for `overdue_by`. Returns how many were settled.
@@ -188,50 +191,146 @@ pub(super) async fn reconcile_overdue(ibid: &Ibid, overdue_by: Duration) -> Resu
 async fn reconcile(
     ibid: &Ibid,
     overdue_by: Duration,
-    mut on_batch: impl FnMut(&ReconcileStats),
+    mut on_lookup: impl FnMut(&ReconcileStats),
 ) -> Result<ReconcileStats, StoreError> {
     let mut stats = ReconcileStats::default();
     let lookup = ibid.upkeep().lookup.registered.lock().clone();
     let Some(lookup) = lookup else { return Ok(stats) };
-    // Records that this process cannot look up stay due. The cursor goes past them to those behind, and the next round
-    // continues there: otherwise records behind more of them than fit into one round would never be looked up.
-    let cursor = &ibid.upkeep().lookup.cursor;
-    for _ in 0..BATCHES_MAX {
+    let mut round = LookupRound::new(ibid, &*lookup, overdue_by);
+    let mut running = FuturesUnordered::new();
+    let mut failed = None;
+    loop {
+        // After a failed read the lookups in flight are waited for: they have used up a try of their records.
+        while failed.is_none() {
+            match round.next(&mut stats).await {
+                Ok(Some(DueLookup { stored, route, at })) => {
+                    running.push(look_up(ibid, &*lookup, stored, route, at));
+                }
+                Ok(None) => break,
+                Err(error) => failed = Some(error),
+            }
+        }
+        let Some(LookupEnd { step, tenant, route }) = running.next().await else { break };
+        round.release(&tenant, &route);
+        stats.asked += 1;
+        stats.settled += u64::from(step == LookupStep::Settled);
+        stats.dead_letters += u64::from(step == LookupStep::DeadLetter);
+        on_lookup(&stats);
+    }
+    failed.map_or(Ok(stats), Err)
+}
+
+/// One round: reads the records that are due and says which one is looked up next.
+///
+/// Up to [`WINDOW`] lookups are in flight. A tenant or a route whose lookups hang has at most half of them, and its other
+/// records wait here while those of others are looked up.
+struct LookupRound<'a> {
+    ibid: &'a Ibid,
+    lookup: &'a dyn OutcomeLookup,
+    overdue_by: Duration,
+    began: Instant,
+    /// Records that are due and have no place in the window yet, with their routes, in the order in which they are due.
+    waiting: VecDeque<(StoredRecord, String)>,
+    pages_left: u32,
+    by_tenant: SlotShares,
+    by_route: SlotShares,
+    /// Earliest instant of the next lookup for each route.
+    next_at: HashMap<String, Instant>,
+}
+
+impl<'a> LookupRound<'a> {
+    fn new(ibid: &'a Ibid, lookup: &'a dyn OutcomeLookup, overdue_by: Duration) -> LookupRound<'a> {
+        LookupRound {
+            ibid,
+            lookup,
+            overdue_by,
+            began: Instant::now(),
+            waiting: VecDeque::new(),
+            pages_left: PAGES_MAX,
+            by_tenant: SlotShares::of_tenants(WINDOW),
+            by_route: SlotShares::new(WINDOW),
+            next_at: HashMap::new(),
+        }
+    }
+
+    /// Returns the next lookup that may start now. `None`: none may before one ends, or the round is over.
+    async fn next(&mut self, stats: &mut ReconcileStats) -> Result<Option<DueLookup>, StoreError> {
+        loop {
+            if self.by_tenant.free() == 0 || self.began.elapsed() >= STARTS_FOR {
+                return Ok(None);
+            }
+            let (by_tenant, by_route) = (&self.by_tenant, &self.by_route);
+            let next = self.waiting.iter().position(|(stored, route)| {
+                let tenant = stored.record.identity.tenant.as_str();
+                by_tenant.room(tenant) > 0 && by_route.room(route) > 0
+            });
+            if let Some((stored, route)) = next.and_then(|next| self.waiting.remove(next)) {
+                return Ok(Some(self.admit(stored, route)));
+            }
+            // The records that wait belong to tenants or routes that have their share, so others may be behind them.
+            if self.pages_left == 0 {
+                return Ok(None);
+            }
+            self.read(stats).await?;
+        }
+    }
+
+    fn admit(&mut self, stored: StoredRecord, route: String) -> DueLookup {
+        self.by_tenant.hold(stored.record.identity.tenant.as_str());
+        self.by_route.hold(&route);
+        let now = Instant::now();
+        let next_at = self.next_at.entry(route.clone()).or_insert(now);
+        let at = now.max(*next_at);
+        *next_at = at + PACE;
+        DueLookup { stored, route, at }
+    }
+
+    fn release(&mut self, tenant: &Tenant, route: &str) {
+        self.by_tenant.release(tenant.as_str());
+        self.by_route.release(route);
+    }
+
+    /// Reads the next page of due records.
+    ///
+    /// Records that this process cannot look up stay due. The cursor goes past them to those behind, and the next round
+    /// continues there: otherwise records behind more of them than fit into one round would never be looked up.
+    async fn read(&mut self, stats: &mut ReconcileStats) -> Result<(), StoreError> {
+        let cursor = &self.ibid.upkeep().lookup.cursor;
         let after = cursor.lock().take();
-        let page = ibid.engine().due(State::Unknown, after, BATCH).await?;
-        let is_last = page.next.is_none();
+        let page = self.ibid.engine().due(LOOKUP_STATE, after, PAGE).await?;
+        // After the last record the next round starts over.
+        self.pages_left = if page.next.is_none() { 0 } else { self.pages_left - 1 };
         *cursor.lock() = page.next;
-        let (mut turns, mut lookups) = (HashMap::new(), Vec::new());
         for stored in page.items {
             let rule = stored.record.policy.reconcile.as_ref().filter(|_| may_be_looked_up(&stored.record));
-            let Some(rule) = rule.filter(|rule| lookup.asks(rule)) else { continue };
-            if stored.record.due_at.is_some_and(|due_at| stored.now < due_at.after(overdue_by)) {
+            let Some(rule) = rule.filter(|rule| self.lookup.asks(rule)) else { continue };
+            if stored.record.due_at.is_some_and(|due_at| stored.now < due_at.after(self.overdue_by)) {
                 continue;
             }
             // After a jump of the store's clock, two lookups may be closer together than their times say. All wait.
-            if ibid.engine().is_clock_unsure(rule.settle) {
+            if self.ibid.engine().is_clock_unsure(rule.settle) {
                 stats.held_back = stats.held_back.max(Some(rule.settle));
                 continue;
             }
             let route = rule.route.clone().unwrap_or_else(|| "*".to_owned());
-            let turn: &mut u32 = turns.entry(route.clone()).or_default();
-            let at = Instant::now() + PACE * *turn;
-            *turn += 1;
-            lookups.push(look_up(ibid, &*lookup, stored, route, at));
+            self.waiting.push_back((stored, route));
         }
-        let asked = lookups.len() as u64;
-        for step in join_all(lookups).await {
-            stats.settled += u64::from(step == LookupStep::Settled);
-            stats.dead_letters += u64::from(step == LookupStep::DeadLetter);
-        }
-        stats.asked += asked;
-        on_batch(&stats);
-        // After the last record the next round starts over.
-        if is_last {
-            break;
-        }
+        Ok(())
     }
-    Ok(stats)
+}
+
+/// A record that is to be looked up at the instant `at`.
+struct DueLookup {
+    stored: StoredRecord,
+    route: String,
+    at: Instant,
+}
+
+/// A record that was looked up.
+struct LookupEnd {
+    step: LookupStep,
+    tenant: Tenant,
+    route: String,
 }
 
 /// Result of looking up one record.
@@ -243,16 +342,30 @@ enum LookupStep {
 }
 
 /// Looks up one record at the instant `at` and writes the result, by compare-and-set on the version that was read.
+///
+/// The record may have been read some seconds before. Its next lookup is due by the write of this one, so two lookups are
+/// never closer together than `settle`.
 async fn look_up(
     ibid: &Ibid,
     lookup: &dyn OutcomeLookup,
     stored: StoredRecord,
     route: String,
     at: Instant,
-) -> LookupStep {
+) -> LookupEnd {
     tokio::time::sleep_until(at).await;
+    let tenant = stored.record.identity.tenant.clone();
+    let step = write_result(ibid, lookup, stored, &route).await;
+    LookupEnd { step, tenant, route }
+}
+
+async fn write_result(
+    ibid: &Ibid,
+    lookup: &dyn OutcomeLookup,
+    stored: StoredRecord,
+    route: &str,
+) -> LookupStep {
     let (record, policy) = (stored.record.id.short(), stored.record.policy.clone());
-    counter!(telemetry::RECONCILE_SCHEDULED, "route" => route.clone()).increment(1);
+    counter!(telemetry::RECONCILE_SCHEDULED, "route" => route.to_owned()).increment(1);
     // The time before the lookup: its result may or may not include what happens later.
     let as_of = stored.now;
     let observation = ask(lookup, &stored.record, &policy).await;
@@ -265,7 +378,7 @@ async fn look_up(
     };
     let settlement = ibid.engine().write_until_done(Some(stored), GiveUp::Soon, event).await;
     if observation == Observation::Nothing {
-        counter!(telemetry::RECONCILE_FAILED, "route" => route.clone()).increment(1);
+        counter!(telemetry::RECONCILE_FAILED, "route" => route.to_owned()).increment(1);
     }
     match settlement.decision {
         // The store refused the write: the next round looks the record up again.
@@ -273,7 +386,7 @@ async fn look_up(
         Decision::Settled => {
             let state = settlement.stored.map(|stored| stored.record.state.name());
             tracing::info!(%record, state, "unknown outcome found by lookup");
-            counter!(telemetry::RECONCILE_RESOLVED, "route" => route).increment(1);
+            counter!(telemetry::RECONCILE_RESOLVED, "route" => route.to_owned()).increment(1);
             LookupStep::Settled
         }
         Decision::Later if settlement.stored.is_some_and(|stored| !may_be_looked_up(&stored.record)) => {
@@ -313,10 +426,17 @@ async fn ask(lookup: &dyn OutcomeLookup, record: &Record, policy: &Policy) -> Ob
 }
 
 /// Lookups in flight at once. An upstream that has just recovered must not be overloaded by lookups.
-const BATCH: u32 = 64;
+const WINDOW: usize = 64;
 
-/// Batches in one round, so that a round ends. The next round starts seconds later.
-const BATCHES_MAX: u32 = 16;
+/// Records in one page: enough to fill the window.
+const PAGE: u32 = 64;
+
+/// Pages in one round, so that a round ends. The next round starts seconds later.
+const PAGES_MAX: u32 = 16;
+
+/// Time after which a round starts no more lookups: it has time for all records of a round at the pace of one route, and
+/// with the last lookups it ends within a minute, however many hang. The records that still wait stay due.
+const STARTS_FOR: Duration = Duration::from_secs(30);
 
 /// Time between two lookups for one route: fifty a second, which is little compared with the route's traffic.
 const PACE: Duration = Duration::from_millis(20);

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use ibid_core::change::StoredRecord;
-use ibid_core::machine::{Decision, Event};
+use ibid_core::machine::{self, Decision, Event};
 use ibid_core::policy::OnLapse;
-use ibid_core::record::State;
 use ibid_core::store::{Cursor, Page, StoreError};
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -58,7 +57,7 @@ pub async fn sweep_with_progress(
 ) -> Result<SweepStats, StoreError> {
     let mut stats = SweepStats::default();
     let SweepCursors { in_progress, retryable } = &ibid.upkeep().sweep_cursors;
-    for (state, cursor) in [(State::InProgress, in_progress), (State::Retryable, retryable)] {
+    for (state, cursor) in machine::SWEPT_STATES.into_iter().zip([in_progress, retryable]) {
         // Records that cannot be settled now stay due. The cursor goes past them to those behind, and the next sweep continues
         // there: otherwise records behind more of them than fit into one sweep would never be settled.
         let mut after = cursor.lock().take();
@@ -68,9 +67,9 @@ pub async fn sweep_with_progress(
             // All at once, so that they share commits.
             for swept in join_all(due.into_iter().map(|stored| sweep(ibid, stored))).await {
                 match swept {
-                    Swept::Settled => stats.settled += 1,
-                    Swept::HeldBack(lease) => stats.held_back = stats.held_back.max(Some(lease)),
-                    Swept::Left => {}
+                    SweepOutcome::Settled => stats.settled += 1,
+                    SweepOutcome::HeldBack(lease) => stats.held_back = stats.held_back.max(Some(lease)),
+                    SweepOutcome::Left => {}
                 }
             }
             on_batch(stats.settled);
@@ -91,7 +90,7 @@ pub(crate) struct SweepCursors {
 }
 
 /// Outcome of sweeping one record.
-enum Swept {
+enum SweepOutcome {
     /// It was still due, and is settled or runs again.
     Settled,
     /// It may run again, but not before a lease of this length has passed: its owner may be alive.
@@ -101,7 +100,7 @@ enum Swept {
 }
 
 /// Settles or resumes one record.
-async fn sweep(ibid: &Ibid, stored: StoredRecord) -> Swept {
+async fn sweep(ibid: &Ibid, stored: StoredRecord) -> SweepOutcome {
     if stored.record.policy.on_lapse == OnLapse::Resume
         && let Some(runner) = ibid.upkeep().resumes.runner()
         && let Some(resumed) = resume(ibid, &stored, &*runner).await
@@ -112,21 +111,21 @@ async fn sweep(ibid: &Ibid, stored: StoredRecord) -> Swept {
     let lapsed = |nonce| Event::Lapsed { nonce, careful: ibid.engine().is_clock_unsure(lease) };
     let settlement = ibid.engine().write_until_done(Some(stored), GiveUp::Soon, lapsed).await;
     match settlement.decision {
-        Decision::Settled => Swept::Settled,
-        Decision::Wait { .. } => Swept::HeldBack(lease),
-        _ => Swept::Left,
+        Decision::Settled => SweepOutcome::Settled,
+        Decision::Wait { .. } => SweepOutcome::HeldBack(lease),
+        _ => SweepOutcome::Left,
     }
 }
 
 /// Takes a record over and runs its request. Returns `None` if the record cannot be resumed here and has to be settled
 /// instead.
-async fn resume(ibid: &Ibid, stored: &StoredRecord, runner: &dyn Resume) -> Option<Swept> {
+async fn resume(ibid: &Ibid, stored: &StoredRecord, runner: &dyn Resume) -> Option<SweepOutcome> {
     // Without a permit, the next sweep finds the record again, and this one continues behind it.
     let Ok(permit) = ibid.upkeep().resumes.slots.take(&stored.record.identity.tenant, 1) else {
-        return Some(Swept::Left);
+        return Some(SweepOutcome::Left);
     };
     let Ok(request) = StoredRequest::load(ibid, runner, &stored.record).await else {
-        return Some(Swept::Left);
+        return Some(SweepOutcome::Left);
     };
     let request = request?;
     let at = Instant::now();
@@ -135,19 +134,19 @@ async fn resume(ibid: &Ibid, stored: &StoredRecord, runner: &dyn Resume) -> Opti
     let taken = ibid.engine().write_until_done(Some(stored.clone()), GiveUp::Soon, resumed).await;
     // Its row is locked, or the store refuses it: the next sweep tries again.
     if taken.refused.is_some() {
-        return Some(Swept::Left);
+        return Some(SweepOutcome::Left);
     }
     let (Decision::Run { after }, Some(taken)) = (taken.decision, taken.stored) else { return None };
     if !request.is_of(&taken.record) {
         release(ibid, taken).await;
-        return Some(Swept::Settled);
+        return Some(SweepOutcome::Settled);
     }
     let run = request.run(ibid, runner, taken, after, at);
     tokio::spawn(async move {
         run.await;
         drop(permit);
     });
-    Some(Swept::Settled)
+    Some(SweepOutcome::Settled)
 }
 
 /// Records read at once.

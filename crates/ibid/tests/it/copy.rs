@@ -2,6 +2,7 @@
 //! time is paused, so waits of half a minute take no time.
 
 mod step_store;
+mod unfit_rows;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -46,6 +47,8 @@ struct World {
     budget: AtomicUsize,
     /// `true` if the first call past the budget is done, and its reply is lost.
     loses_reply: bool,
+    /// `true` if the calls behind the first failure are answered again.
+    recovers: bool,
     /// State of the generator that decides how long a call waits; zero: none waits.
     dice: AtomicUsize,
 }
@@ -61,6 +64,7 @@ impl World {
             hands: [hand, other_hand],
             budget: AtomicUsize::new(usize::MAX),
             loses_reply: false,
+            recovers: false,
             dice: AtomicUsize::new(0),
         };
         let ibid = start(&world.source).await.expect("it starts");
@@ -98,9 +102,8 @@ impl World {
 
     /// Returns the two ends of a copy that waits at a gate.
     fn ends_behind(self: &Arc<World>, gate: Option<&Arc<Gate>>) -> (CopyEnd, CopyEnd) {
-        let end = |inner: &Arc<MemoryStore>, place: &str, gate| CopyEnd {
-            store: Arc::new(StepStore { inner: inner.clone(), world: self.clone(), gate }),
-            place: place.to_owned(),
+        let end = |inner: &Arc<MemoryStore>, place: &str, gate| {
+            CopyEnd::new(Arc::new(StepStore { inner: inner.clone(), world: self.clone(), gate }), place)
         };
         (end(&self.source, "memory:a", None), end(&self.target, "memory:b", gate.cloned()))
     }
@@ -143,7 +146,8 @@ impl World {
         if left == usize::MAX {
             return Ok(false);
         }
-        self.budget.store(left.saturating_sub(1), Ordering::SeqCst);
+        let next = if left == 0 && self.recovers { usize::MAX } else { left.saturating_sub(1) };
+        self.budget.store(next, Ordering::SeqCst);
         match (left, self.loses_reply) {
             (0, _) => Err(StoreError::transient("memory", "anything", "it died")),
             (1, true) => Ok(true),
@@ -171,7 +175,7 @@ async fn pay(ibid: &Ibid, key: &str) {
     else {
         panic!("`{key}` is new");
     };
-    attempt.ready().await.expect("the lease is new");
+    attempt.ensure_lease().await.expect("the lease is new");
     let done = attempt.finish(Response::plain(201, "text/plain", "paid".to_owned())).await;
     assert!(matches!(done, Outcome::Completed(_)), "{done:?}");
 }
@@ -255,6 +259,44 @@ async fn a_copy_that_fails_at_any_call_is_cancelled_or_has_ended() {
         assert_ne!(source, target, "one of them is open");
     })
     .await;
+}
+
+/// Every call to either store fails for a moment, before it is done or with a lost reply.
+#[tokio::test(start_paused = true)]
+async fn a_copy_outlasts_a_moments_failure_of_any_call() {
+    for loses_reply in [false, true] {
+        for calls in 0.. {
+            let world = Arc::new(World { loses_reply, recovers: true, ..World::new(Duration::ZERO).await });
+            world.add_unknown().await;
+            world.budget.store(calls, Ordering::SeqCst);
+            world.copy().await.unwrap_or_else(|error| panic!("call {calls}: {error:?}"));
+            assert_eq!(world.open(), (false, true), "{calls}");
+            assert_replays(&world.target).await;
+            if world.budget.load(Ordering::SeqCst) != usize::MAX {
+                assert!(calls > 20, "each of {calls} calls failed");
+                break;
+            }
+        }
+    }
+}
+
+/// T1 (this copy) sends a batch and is not answered; T2 takes over. T1 must not send it again.
+#[tokio::test(start_paused = true)]
+async fn a_batch_is_sent_again_only_by_its_holder() {
+    let world = Arc::new(World { recovers: true, ..World::new(Duration::ZERO).await });
+    let gate = Gate::new(BEFORE_IMPORT);
+    let (source, target) = world.ends_behind(Some(&gate));
+    let meanwhile = async {
+        gate.is_reached.notified().await;
+        world.copy().await.expect("it is copied");
+        world.budget.store(0, Ordering::SeqCst);
+        gate.opens.notify_one();
+    };
+    // A second batch would wait at the gate.
+    let late = tokio::time::timeout(LONG, copy(&source, &target, |_| {}));
+    let (late, ()) = tokio::join!(late, meanwhile);
+    assert!(matches!(late, Ok(Err(CopyError::AnotherProcess))), "{late:?}");
+    assert_replays(&world.target).await;
 }
 
 /// Fails a copy at each of its calls in turn, and lets `then` end it. It gets the name of a record whose outcome is unknown.
@@ -446,8 +488,7 @@ async fn a_row_that_was_changed_in_the_target_keeps_it_closed() {
 async fn a_source_is_copied_to_one_target() {
     let world = Arc::new(World::new(Duration::ZERO).await);
     let (source, target) = world.ends();
-    let other =
-        CopyEnd { store: Arc::new(MemoryStore::new(Clock::manual(START).0)), place: "memory:c".to_owned() };
+    let other = CopyEnd::new(Arc::new(MemoryStore::new(Clock::manual(START).0)), "memory:c");
     let stops = |step| {
         if let CopyStep::Copied { .. } = step {
             world.budget.store(0, Ordering::SeqCst);
@@ -476,7 +517,7 @@ async fn a_source_is_copied_to_one_target() {
 async fn a_store_that_cannot_be_copied_is_refused_before_a_close() {
     let world = Arc::new(World::new(Duration::ZERO).await);
     let (source, target) = world.ends();
-    let wrap = |end: &CopyEnd| CopyEnd { store: FaultyStore::new(end.store.clone()), ..end.clone() };
+    let wrap = |end: &CopyEnd| CopyEnd::new(FaultyStore::new(end.store.clone()), &end.place);
     for (from, to) in [(wrap(&source), target.clone()), (source.clone(), wrap(&target))] {
         let refused = copy(&from, &to, |_| {}).await.expect_err("one of them can't be copied");
         assert!(matches!(&refused, CopyError::Store(error) if !error.is_transient()), "{refused:?}");
@@ -487,14 +528,14 @@ async fn a_store_that_cannot_be_copied_is_refused_before_a_close() {
 
 #[tokio::test(start_paused = true)]
 async fn a_running_request_is_waited_for_and_swept() {
-    let world = Arc::new(World::new(Duration::ZERO).await);
+    let world = Arc::new(World { recovers: true, ..World::new(Duration::ZERO).await });
     let ibid = start(&world.source).await.expect("it starts");
     let Begin::Run(mut attempt) =
         ibid.begin(ask(&ibid, "shop", "running", Policy::default())).await.expect("it begins")
     else {
         panic!("it is new");
     };
-    attempt.ready().await.expect("the lease is new");
+    attempt.ensure_lease().await.expect("the lease is new");
     let id = ask(&ibid, "shop", "running", Policy::default()).id;
     let before = load(&*world.source, id).await.expect("it is stored").record;
     let (source, target) = world.ends();
@@ -503,6 +544,8 @@ async fn a_running_request_is_waited_for_and_swept() {
         if let CopyStep::Running { leases } = step {
             assert_eq!(leases, 1);
             waits += 1;
+            // The sweep that follows fails, and is repeated.
+            world.budget.store(if waits == 1 { 0 } else { usize::MAX }, Ordering::SeqCst);
             if waits == 3 {
                 world.hands.iter().for_each(|hand| hand.advance(Policy::default().lease));
             }

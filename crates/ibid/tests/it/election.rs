@@ -113,6 +113,26 @@ async fn a_node_that_stops_releases_its_chores() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_node_whose_round_hangs_is_replaced() {
+    let (store, schedule) = (memory(), Schedule::default());
+    let first = Node::start(&store, schedule).await;
+    until_done(&first, &ELECTED).await;
+    let second = Node::start(&store, schedule).await;
+    tokio::time::sleep(schedule.reap_every).await;
+    assert_eq!(second.done(), [""; 0]);
+    // Its heartbeats go on.
+    first.store.set(StoreFault::HangsReaping);
+    let replaced = tokio::time::timeout(5 * schedule.reap_every, until_done(&second, &["reaper"])).await;
+    replaced.expect("the other node reaps");
+    // The round that hung has ended, and the other node keeps the chore.
+    first.store.set(StoreFault::None);
+    tokio::time::sleep(schedule.reap_every).await;
+    let before = reaper_ran_at(&first.ibid);
+    tokio::time::sleep(5 * schedule.reap_every).await;
+    assert_eq!(reaper_ran_at(&first.ibid), before);
+}
+
+#[tokio::test(start_paused = true)]
 async fn without_an_election_every_node_does_the_chores() {
     let (store, schedule) = (memory(), Schedule::default());
     let nodes = [Node::start(&store, schedule).await, Node::start(&store, schedule).await];
@@ -191,10 +211,9 @@ async fn a_replaced_node_exports_no_numbers() {
     while !exported(" NaN") {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    let reaper_ran_at = || node.ibid.chores().into_iter().find(|chore| chore.name == "reaper")?.succeeded_at;
-    let before = reaper_ran_at();
+    let before = reaper_ran_at(&node.ibid);
     node.store.set(StoreFault::None);
-    while reaper_ran_at() == before {
+    while reaper_ran_at(&node.ibid) == before {
         tokio::task::yield_now().await;
     }
     assert!(exported(" NaN"), "{}", page.render());
@@ -202,6 +221,10 @@ async fn a_replaced_node_exports_no_numbers() {
 
 fn sweeper_ran_at(node: &Ibid) -> Option<std::time::SystemTime> {
     node.chores().into_iter().find(|chore| chore.name == "sweeper")?.succeeded_at
+}
+
+fn reaper_ran_at(node: &Ibid) -> Option<std::time::SystemTime> {
+    node.chores().into_iter().find(|chore| chore.name == "reaper")?.succeeded_at
 }
 
 /// Two nodes with a runtime each. The first one's runtime ends as in a crash: no task runs on, so nothing is released.

@@ -5,6 +5,7 @@ mod background;
 mod backpressure;
 mod chores;
 mod dropped_callers;
+mod evidence;
 mod joined_begins;
 mod lapses;
 mod locked_rows;

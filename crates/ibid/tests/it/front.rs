@@ -20,6 +20,8 @@ use ibid_core::time::Timestamp;
 use ibid_testkit::contract::{TestRecord, finish_with, fresh};
 use ibid_testkit::faults::{FaultyStore, StoreFault};
 use ibid_testkit::program::{Launch, Program};
+use ibid_testkit::redis::Redis;
+use ibid_testkit::tcp_hop::TcpHop;
 
 use crate::request_fixture::ask;
 
@@ -115,11 +117,11 @@ async fn only_a_node_without_the_lock_looks_again() {
     let (free, locked) = (completed_record(), completed_record());
     nodes.cli(&["config", "resetstat"]);
     assert!(nodes.one.find(free.id).await.is_none());
-    assert_eq!((nodes.calls("get"), nodes.calls("set")), (1, 1), "one round trip");
+    assert_eq!((nodes.calls("getrange"), nodes.calls("set")), (1, 1), "one round trip");
     nodes.lock(locked.id);
     nodes.cli(&["config", "resetstat"]);
     assert!(nodes.one.find(locked.id).await.is_none(), "it waits in vain, and asks the store");
-    assert!(nodes.calls("get") > 1, "it looked for the entry of the node that has the lock");
+    assert!(nodes.calls("getrange") > 1, "it looked for the entry of the node that has the lock");
 }
 
 #[tokio::test]
@@ -131,7 +133,7 @@ async fn a_burst_in_one_process_asks_once() {
     nodes.cli(&["config", "resetstat"]);
     let entries = join_all((0..100).map(|_| nodes.one.find(record.id))).await;
     assert!(entries.iter().all(Option::is_some));
-    assert_eq!(nodes.calls("get"), 1);
+    assert_eq!(nodes.calls("getrange"), 1);
 }
 
 #[tokio::test]
@@ -147,7 +149,7 @@ async fn a_server_that_hangs_is_left_alone() {
     for _ in 0..200 {
         assert!(front.find(id).await.is_none());
     }
-    assert!(nodes.calls("get") < 20, "most of 200 lookups did not wait for it");
+    assert!(nodes.calls("getrange") < 20, "most of 200 lookups did not wait for it");
 }
 
 /// T1 (a node) has the lock and reads the store, which is slow; T2 (another node) waits for T1's entry instead of asking the store.
@@ -186,7 +188,7 @@ async fn a_burst_on_two_nodes_reads_the_store_once() {
         both.iter().flat_map(|ibid| (0..8).map(move |_| ibid.begin(ask(ibid, "t", "burst", policy()))));
     let release = async {
         // One lookup of each node, and then some more of the one that waits.
-        while nodes.calls("get") < 10 || store.commits() == before {
+        while nodes.calls("getrange") < 10 || store.commits() == before {
             tokio::task::yield_now().await;
         }
         store.set(StoreFault::None);
@@ -220,6 +222,67 @@ async fn a_response_too_large_for_the_timeout_is_not_shared() {
     }
     assert!(names().contains(&small.record.id.to_string()));
     assert!(!names().contains(&large.record.id.to_string()), "its reply would be late");
+}
+
+/// Another program, or a mistake, put 64 MB under the name of an entry.
+#[tokio::test]
+async fn a_lookup_reads_no_more_than_an_entry_can_have() {
+    let nodes = Nodes::start().await;
+    let id = completed_record().id;
+    let shown = format!("{:?}", nodes.one);
+    let prefix = shown.split('"').nth(1).expect("a prefix");
+    nodes.cli(&["setrange", &format!("{prefix}{id}"), &(64 << 20).to_string(), "x"]);
+    let sent = || -> u64 {
+        let stats = nodes.cli(&["info", "stats"]);
+        let line = stats.lines().find_map(|line| line.strip_prefix("total_net_output_bytes:"));
+        line.expect("it is counted").trim().parse().expect("a number")
+    };
+    let before = sent();
+    assert!(nodes.one.find(id).await.is_none(), "it is no entry");
+    let read = sent() - before;
+    assert!(read > 1 << 20 && read < 16 << 20, "{read} bytes");
+}
+
+/// A planned failover: the primary becomes a replica and keeps its connections, and the name in the URL leads to the promoted one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_demoted_server_is_left_for_the_promoted_one() {
+    let (demoted, promoted) = (Redis::start(), Redis::start());
+    let proxy = TcpHop::start(demoted.port()).await;
+    let store = MemoryStore::new(Clock::system());
+    let options = RedisFrontOptions::default().with(|options| options.timeout = PATIENCE);
+    let url = format!("redis://127.0.0.1:{}/", proxy.port());
+    let front = RedisFront::open(&url, &store, options).await.expect("it opens");
+    let first = completed_record();
+    front.put(entry(&first, 1), PATIENCE);
+    until_shared(&front, first.id).await;
+    assert_eq!(demoted.cli(&["REPLICAOF", "127.0.0.1", &promoted.port().to_string()]), "OK");
+    proxy.lead_to(promoted.port());
+    let after = completed_record();
+    let names = || promoted.cli(&["--scan", "--pattern", "ibid:front:*"]);
+    while !names().contains(&after.id.to_string()) {
+        front.put(entry(&after, 2), PATIENCE);
+        tokio::task::yield_now().await;
+    }
+    // Lookups have their own connection, and it moves as well.
+    while front.find(after.id).await.is_none() {}
+}
+
+#[tokio::test]
+async fn a_server_that_was_killed_is_used_again() {
+    let mut server = Redis::start();
+    let store = MemoryStore::new(Clock::system());
+    let front =
+        RedisFront::open(&server.url(), &store, RedisFrontOptions::default()).await.expect("it opens");
+    let (before, after) = (completed_record(), completed_record());
+    front.put(entry(&before, 1), PATIENCE);
+    until_shared(&front, before.id).await;
+    server.kill();
+    assert!(front.find(before.id).await.is_none(), "the store is asked instead");
+    server.start_again();
+    while front.find(after.id).await.is_none() {
+        front.put(entry(&after, 2), PATIENCE);
+        tokio::task::yield_now().await;
+    }
 }
 
 /// Longer than any step takes on a busy machine.

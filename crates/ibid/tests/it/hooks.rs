@@ -75,18 +75,15 @@ fn hook() -> Hook {
         operation: Operation { method: "POST".into(), path: "/pay".into() },
         key: pointer("/data/key"),
     };
-    Hook {
-        name: "psp".to_owned(),
-        scheme: SignatureScheme::Standard,
-        secrets: vec![HookSecret::parse(&SignatureScheme::Standard, SECRET).expect("a secret")],
-        mapping: HookMapping::new(target, pointer("/type")).with(|mapping| {
-            mapping.executed = vec![("paid".to_owned(), 201), ("declined".to_owned(), 402)];
-            mapping.not_executed = vec!["void".to_owned()];
-            mapping.body = pointer("/data/answer");
-            mapping.provider_id = Some(pointer("/data/id"));
-            mapping.event_time = Some(pointer("/at"));
-        }),
-    }
+    let mapping = HookMapping::new(target, pointer("/type")).with(|mapping| {
+        mapping.executed = vec![("paid".to_owned(), 201), ("declined".to_owned(), 402)];
+        mapping.not_executed = vec!["void".to_owned()];
+        mapping.body = pointer("/data/answer");
+        mapping.provider_id = Some(pointer("/data/id"));
+        mapping.event_time = Some(pointer("/at"));
+    });
+    let secret = HookSecret::parse(&SignatureScheme::Standard, SECRET).expect("a secret");
+    Hook::new("psp", SignatureScheme::Standard, vec![secret], mapping)
 }
 
 /// One webhook, before it is signed.
@@ -494,7 +491,7 @@ async fn a_hook_that_can_not_be_used_is_refused_at_the_start() {
     assert!(refused(plain(), by_key).contains("no outbox"), "this store has no effects");
     let of_no_kind = |hook: &mut Hook| {
         let id = pointer("/data/id");
-        hook.mapping.target = HookTarget::ProviderId(ProviderIdAt { kind: String::new(), id });
+        hook.mapping.target = HookTarget::ProviderId(ProviderIdAt::new("", id));
     };
     assert!(refused(plain(), of_no_kind).contains("must name their kind"));
     assert!(refused(bound, |_| {}).contains("names no principal"));

@@ -187,12 +187,7 @@ async fn a_request_without_a_key_passes_whole_where_keys_are_optional() {
 #[tokio::test]
 async fn a_route_says_for_itself_where_its_key_is() {
     let policy = keyed_by(&["paypal"], KeyRule::Required);
-    let rule = Rule {
-        methods: vec![Method::POST],
-        pattern: "/orders".to_owned(),
-        policy: Some(policy),
-        reserved_by: ReservedBy::Layer,
-    };
+    let rule = Rule::new(vec![Method::POST], "/orders", Some(policy));
     let api = Api::with_rules(Policy::default(), vec![rule]).await;
     let paypal = [("PayPal-Request-Id", "k")];
     assert_eq!(api.post_to("/orders", &paypal, "").await.status, 201);
@@ -311,7 +306,7 @@ async fn an_operation_that_can_not_be_repeated_refuses_the_fields() {
             policy.repeatable = false;
         });
         let (methods, pattern) = (vec![Method::POST], "/single".to_owned());
-        vec![Rule { methods, pattern, policy: Some(policy), reserved_by: ReservedBy::Layer }]
+        vec![Rule::new(methods, pattern, Some(policy))]
     };
     let api = Api::with_rules(Policy::repeatability(), single(Profile::Repeatability)).await;
     let now = ago(0);

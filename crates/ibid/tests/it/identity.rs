@@ -139,12 +139,7 @@ fn wide() -> Policy {
 }
 
 fn with_route(pattern: &str, policy: Policy) -> Routes {
-    let rule = Rule {
-        methods: vec![Method::POST],
-        pattern: pattern.into(),
-        policy: Some(policy),
-        reserved_by: Default::default(),
-    };
+    let rule = Rule::new(vec![Method::POST], pattern, Some(policy));
     Routes::new(Policy::default(), vec![rule]).expect("good routes")
 }
 
@@ -266,7 +261,7 @@ async fn a_retired_identity_begins_and_delivers_nothing() {
     world.change().await;
     assert!(!node.ibid.is_identity_active());
     assert_eq!(node.pay("b").await.0, StatusCode::SERVICE_UNAVAILABLE);
-    assert!(attempt.ready().await.is_err(), "its reservation was made before");
+    assert!(attempt.ensure_lease().await.is_err(), "its reservation was made before");
     assert_eq!(world.runs(), 0);
     // The same identity may continue: no other one was in use in between.
     world.start(plain()).await;
@@ -282,9 +277,9 @@ async fn an_identity_that_was_not_read_for_too_long_delivers_nothing() {
     let Ok(Begin::Run(mut attempt)) = node.ibid.begin(ask).await else { panic!("it is new") };
     world.store.set(StoreFault::Down);
     tokio::time::sleep(Settings::default().identity_valid_for).await;
-    assert!(attempt.ready().await.is_err(), "whether it is retired is not known");
+    assert!(attempt.ensure_lease().await.is_err(), "whether it is retired is not known");
     world.store.set(StoreFault::None);
-    assert!(attempt.ready().await.is_ok(), "one read is enough");
+    assert!(attempt.ensure_lease().await.is_ok(), "one read is enough");
 }
 
 #[tokio::test(start_paused = true)]

@@ -251,17 +251,17 @@ async fn a_dead_letter_outlives_its_retention_until_acknowledged() {
 async fn only_one_of_many_operators_settles_a_record() {
     let world = World::new().await;
     let id = world.unknown("k").await;
-    let act = async |place: usize| {
+    let act = async |index: usize| {
         let operator = world.operator.clone();
-        let act = OperatorAction::new(&format!("person-{place}"), "knows it").expect("a name and a reason");
+        let act = OperatorAction::new(&format!("person-{index}"), "knows it").expect("a name and a reason");
         let observation =
-            if place.is_multiple_of(2) { executed_observation() } else { Observation::NotExecuted };
+            if index.is_multiple_of(2) { executed_observation() } else { Observation::NotExecuted };
         tokio::spawn(async move { operator.resolve(id, None, &observation, &act).await })
             .await
             .expect("no panic")
     };
     let done: Vec<_> = join_all((0..16).map(act)).await;
-    let winners: Vec<usize> = (0..16).filter(|place| done[*place].is_ok()).collect();
+    let winners: Vec<usize> = (0..16).filter(|index| done[*index].is_ok()).collect();
     assert_eq!(winners.len(), 1, "{done:?}");
     let settled: Vec<_> =
         world.lines(id).await.into_iter().filter(|(what, _)| *what == HistoryKind::Operator).collect();
@@ -345,8 +345,8 @@ async fn a_bulk_action_changes_only_records_as_previewed() {
 #[tokio::test]
 async fn pages_follow_one_another_and_the_last_has_no_cursor() {
     let world = World::new().await;
-    for place in 0..5 {
-        world.unknown(&format!("k{place}")).await;
+    for index in 0..5 {
+        world.unknown(&format!("k{index}")).await;
     }
     world.hands.advance(Duration::from_secs(60));
     world.unknown("young").await;

@@ -26,8 +26,11 @@ mod operator_actions;
 mod owed_response;
 #[cfg(all(feature = "postgres", feature = "sqlx-postgres"))]
 mod postgres;
+mod starved_node;
+mod tenant_shares;
 mod trace_context;
 mod uncertain_calls;
+mod unreadable_payload;
 mod webhook_evidence;
 mod webhook_http;
 mod worker_loop;
@@ -40,7 +43,7 @@ async fn an_effect_enqueued_with_a_business_row_is_carried_out_once() {
     let (world, provider) = (World::new().await, Provider::new("w", |_| made_outcome()));
     world.pay("k", [NewEffect::new("charge", "charge", "42")]).await;
     let worker = world.worker(&provider);
-    assert_eq!(worker.run_once().await.unwrap(), WorkerRound { done: 1, ..WorkerRound::default() });
+    assert_eq!(worker.run_once().await.unwrap(), WorkerRound::default().with(|round| round.done = 1));
     assert!(worker.run_once().await.unwrap().is_idle());
 
     let effect = world.only_effect().await;
@@ -179,7 +182,7 @@ async fn a_worker_that_comes_back_late_is_refused_with_its_rows() {
     let before = world.only_effect().await;
 
     gate.open();
-    assert_eq!(zombie.await.unwrap(), WorkerRound { lost: 1, ..WorkerRound::default() });
+    assert_eq!(zombie.await.unwrap(), WorkerRound::default().with(|round| round.lost = 1));
     assert_eq!(world.ledger(), ["bob charge done"]);
     let after = world.only_effect().await;
     assert_eq!((after.version, after.result), (before.version, before.result));
@@ -329,8 +332,8 @@ async fn a_result_whose_commit_got_no_reply_is_written_once() {
 #[tokio::test]
 async fn a_claim_that_got_no_reply_is_not_called_and_given_back() {
     for (reply, round) in [
-        (Reply::Lost, WorkerRound { again: 1, ..WorkerRound::default() }),
-        (Reply::NeverSent, WorkerRound { lost: 1, ..WorkerRound::default() }),
+        (Reply::Lost, WorkerRound::default().with(|round| round.again = 1)),
+        (Reply::NeverSent, WorkerRound::default().with(|round| round.lost = 1)),
     ] {
         let world = World::new().await;
         let provider = Provider::new("w", |_| made_outcome());

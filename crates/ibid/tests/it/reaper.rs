@@ -1,7 +1,7 @@
 //! The reaper under the engine, on the stores with a manual clock: what is removed when, and what a client then gets.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use ibid::outcome::{Begin, Outcome};
@@ -84,7 +84,7 @@ async fn without_a_tombstone_a_record_is_removed_at_once() {
         let (_, _late) = lost.unknown(ErrorCode::Broken).await;
         world.hands.advance(24 * HOUR);
         assert_eq!(world.reap().await, stats(|s| s.removed = 1));
-        world.hands.advance(10_000 * 24 * HOUR);
+        world.hands.advance(900 * 24 * HOUR);
         assert_eq!(world.reap().await, ReapStats::default());
         assert_eq!(
             world
@@ -254,6 +254,53 @@ async fn a_failing_reap_target_does_not_stop_the_others() {
             "both are counted: {}",
             metrics_page.render()
         );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backlog_of_records_leaves_time_for_history() {
+    let (clock, hands) = Clock::manual(START);
+    let faulty = FaultyStore::new(Arc::new(MemoryStore::new(clock)));
+    let world = World::new(faulty.clone(), hands, None).await;
+    let name = TestRecord::fresh();
+    let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
+    let mut change = insert(&name, going.clone());
+    for _ in 0..1000 {
+        change = telling(change, HistoryKind::ReconcileTry, "");
+    }
+    put(&*world.store, &change).await;
+    assert_eq!(world.reap().await.removed, 1);
+    world.hands.advance(HOUR);
+    // More than eight steps of five seconds remove.
+    for _ in 0..6000 {
+        let name = TestRecord::fresh();
+        let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
+        put(&*world.store, &insert(&name, going)).await;
+    }
+    faulty.set(StoreFault::SlowReaping);
+    let node = Ibid::for_upkeep(world.store.clone(), takes_over_at_start());
+    let keep = Retention::default().with(|keep| keep.history = HOUR);
+    let stats = reap_once(&node, keep).await.expect("the store answers");
+    assert!(stats.unfinished && stats.removed > 0, "{stats:?}");
+    assert!(stats.history > 64, "more than one first step: {stats:?}");
+}
+
+#[tokio::test]
+async fn a_store_far_ahead_of_this_node_is_not_reaped() {
+    for world in [World::in_memory().await, World::on_sqlite().await] {
+        let minute = HOUR / 60;
+        world.going().await;
+        let node_now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+        world.hands.advance(node_now - Duration::from_micros(START.as_micros() as u64) + 5 * minute);
+        assert_eq!(world.reap().await.removed, 1, "two clocks are never quite the same");
+        world.going().await;
+        world.hands.advance(10 * minute);
+        assert_eq!(world.reap().await, ReapStats::default(), "by a node that has seen no leap");
+        let refused = reap_store(&*world.store, Retention::default(), |_| {}).await;
+        let error = refused.expect_err("an operator learns why");
+        assert!(error.is_unwritten() && !error.is_transient(), "{error:?}");
+        let browse = world.store.browse().expect("a store that can be browsed");
+        assert_eq!(browse.list(RecordFilter::default()).await.expect("a list").items.len(), 1);
     }
 }
 

@@ -61,7 +61,7 @@ impl World {
         let Begin::Run(mut attempt) = self.ibid.begin(ask).await.expect("the store answers") else {
             panic!("not to be run")
         };
-        attempt.ready().await.expect("a fresh lease");
+        attempt.ensure_lease().await.expect("a fresh lease");
         attempt.unknown(ErrorCode::TimedOut).await.1
     }
 
@@ -485,4 +485,64 @@ async fn questions_about_one_route_go_out_at_its_pace() {
     let in_one_second =
         asked.windows(53).filter(|asked| asked[52] - asked[0] < Duration::from_secs(1)).count();
     assert_eq!(in_one_second, 0, "at most fifty a second, and one more for each batch that begins");
+}
+
+#[tokio::test(start_paused = true)]
+async fn hung_lookups_of_a_tenant_or_route_delay_no_others() {
+    // A tenant with many unknown outcomes on one route, and a route of many tenants.
+    for (tenants, routes) in [(1, 50), (50, 1)] {
+        let world = World::new().await;
+        let unknown = async |tenant: &str, route: &str, key: &str| {
+            let mut rule = Reconcile::new(SETTLE, ATTEMPTS);
+            rule.route = Some(route.to_owned());
+            let policy = Policy::default().with(|policy| policy.reconcile = Some(rule));
+            world.unknown_by(ask(&world.ibid, tenant, key, policy)).await
+        };
+        let mut late = Vec::new();
+        for n in 0..200 {
+            let (tenant, route) = (format!("hangs-{}", n % tenants), format!("slow-{}", n % routes));
+            late.push(unknown(&tenant, &route, &format!("k{n}")).await);
+        }
+        world.hands.advance(Duration::from_secs(1));
+        late.push(unknown("quick", "quick", "k").await);
+        world.hands.advance(SETTLE);
+        let (began, looked_up) = (tokio::time::Instant::now(), Arc::new(Mutex::new(None)));
+        let finder = By({
+            let looked_up = looked_up.clone();
+            move |seen: UnknownRequest| -> BoxFuture<'static, LookupResult> {
+                if seen.tenant.as_str() != "quick" {
+                    return Box::pin(std::future::pending());
+                }
+                *looked_up.lock().unwrap() = Some(began.elapsed());
+                Box::pin(async { LookupResult::Executed(answer(201)) })
+            }
+        });
+        assert_eq!(world.reconcile(finder).await.settled, 1);
+        let after = looked_up.lock().unwrap().expect("it is looked up");
+        assert!(after < Duration::from_secs(1), "{after:?}, {tenants} tenants");
+        // A lookup lasts 30 s at most, and none starts later than 30 s after the begin.
+        let round = began.elapsed();
+        assert!(round < Duration::from_secs(62), "{round:?}, {tenants} tenants");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lookup_that_ends_makes_room_for_the_next_at_once() {
+    let world = World::new().await;
+    let mut late = Vec::new();
+    for n in 0..100 {
+        late.push(world.unknown(&format!("k{n}")).await);
+    }
+    world.hands.advance(SETTLE);
+    let began = tokio::time::Instant::now();
+    // One of the first hangs; all others end after a second.
+    let finder = By(move |seen: UnknownRequest| -> BoxFuture<'static, LookupResult> {
+        let is_hung = seen.key.as_str() == "k0";
+        Box::pin(async move {
+            tokio::time::sleep(Duration::from_secs(if is_hung { 29 } else { 1 })).await;
+            LookupResult::Executed(answer(201))
+        })
+    });
+    assert_eq!(world.reconcile(finder).await, stats(|s| (s.asked, s.settled) = (100, 100)));
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}: nothing waits for the one", began.elapsed());
 }

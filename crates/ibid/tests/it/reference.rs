@@ -39,20 +39,20 @@ fn every_line_of_the_checklist_names_its_tests_or_says_why_not() {
         .filter(|line| line.starts_with("| ") && !line.starts_with("| line") && !line.starts_with("| ---"))
     {
         let cells: Vec<_> = line.trim_matches('|').split(" | ").map(str::trim).collect();
-        let [id, _, answer] = cells[..] else { panic!("three cells: {line}") };
+        let [id, _, proof] = cells[..] else { panic!("three cells: {line}") };
         ids.push(id.to_owned());
-        let named: Vec<_> = answer.split('`').skip(1).step_by(2).filter(|word| word.contains('_')).collect();
+        let named: Vec<_> = proof.split('`').skip(1).step_by(2).filter(|word| word.contains('_')).collect();
         for name in &named {
             assert!(tests.all.contains(*name), "{id} names `{name}`, and no such test is run");
         }
-        let excuse = ["later: ", "refused: "].into_iter().find_map(|word| answer.split_once(word));
+        let excuse = ["later: ", "refused: "].into_iter().find_map(|word| proof.split_once(word));
         assert!(excuse.is_none_or(|(_, why)| why.len() > 20), "{id} does not say what is missing or why");
         assert!(excuse.is_some() || !named.is_empty(), "{id} names no test and no reason");
         if id.starts_with('F') && excuse.is_none() {
             let on_postgres = named.iter().any(|name| tests.on_postgres.contains(*name));
             assert!(on_postgres, "{id} is about PostgreSQL, and none of its tests runs there");
         }
-        for link in answer.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next()) {
+        for link in proof.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next()) {
             assert!(root().join("docs/reference").join(link).exists(), "{id} links `{link}`");
         }
     }

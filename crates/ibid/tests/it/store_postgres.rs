@@ -16,6 +16,7 @@ use tokio_postgres::{Client, NoTls};
 
 mod bodies;
 mod checkup;
+mod commit_settings;
 mod failover;
 mod faults;
 mod insert_race;
@@ -147,6 +148,16 @@ async fn commit_patiently(store: &PostgresStore, change: &Arc<Change>) -> Commit
 /// Commits changes all at once, and returns their outcomes in the same order.
 async fn commit_each(store: &PostgresStore, changes: &[Arc<Change>]) -> Vec<Result<Commit, StoreError>> {
     join_all(changes.iter().map(|change| store.commit(change.clone(), None))).await
+}
+
+/// Returns statements that store so many effects which wait for an operator, with the numbers from 1 on.
+fn effects(count: u32) -> String {
+    format!(
+        "insert into ibid_effect_call (seq, birth, owes, letter, record, name, downstream_key, rules)
+           select n, 1, false, false, gen_random_uuid(), 'call', 'key', '{{}}' from generate_series(1, {count}) n;
+         insert into ibid_effect (seq, nonce, lease_us, created_at, done_at, count, tries, state, blocked, dead_letter, tenant, kind)
+           select n, 1, 1000000, 1, null, 1, 1, 5, false, true, 'shop', 'card' from generate_series(1, {count}) n"
+    )
 }
 
 /// Returns what operators may ask of the store.

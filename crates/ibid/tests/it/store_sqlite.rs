@@ -169,8 +169,8 @@ async fn a_change_that_cannot_be_stored_fails_alone() {
     let mut batch: Vec<_> = tenants
         .iter()
         .enumerate()
-        .map(|(place, tenant)| {
-            let name = TestRecord::of(tenant, &format!("key-{place}"));
+        .map(|(index, tenant)| {
+            let name = TestRecord::of(tenant, &format!("key-{index}"));
             Arc::new(telling(insert(&name, draft(&name, State::InProgress)), HistoryKind::Operator, "told"))
         })
         .collect();

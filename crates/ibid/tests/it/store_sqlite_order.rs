@@ -106,6 +106,78 @@ async fn a_range_is_visited_again_for_tombstones_and_later_rows() {
 }
 
 #[tokio::test]
+async fn a_backlog_of_ranges_does_not_hold_up_the_index() {
+    const LIMIT: u32 = 8;
+    let subject = sqlite();
+    let store = &*subject.store;
+    let mut late = Vec::new();
+    for _ in 0..5 {
+        let name = TestRecord::fresh();
+        let begin = put(store, &fresh(&name, LONG)).await;
+        late.push((name, begin));
+    }
+    assert!(due(store, State::InProgress, 10).await.is_empty(), "now they are ordered");
+    for (name, begin) in &late {
+        let purged = Draft { purge_in: Some(Duration::ZERO), ..draft(name, State::Completed) };
+        put(store, &replace(&begin.record, purged)).await;
+    }
+    let put_due = async |count: u32| {
+        let due = (0..count).map(|_| {
+            let name = TestRecord::fresh();
+            insert(&name, Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) })
+        });
+        commit_all(store, due.collect()).await;
+        subject.hands.advance(TICK);
+    };
+    put_due(3 * LIMIT).await;
+    let mut cursor = None;
+    for step in 1..=3 {
+        let reaped = store.reap(ReapTarget::Records, cursor, LIMIT).await.expect("a step");
+        assert_eq!(reaped.removed, u64::from(LIMIT), "what the index leaves, ranges have");
+        let stay =
+            join_all(late.iter().map(|(name, _)| load(store, name.id))).await.into_iter().flatten().count();
+        assert_eq!(stay, 5_usize.saturating_sub(2 * step), "a quarter of each step is the index's");
+        cursor = reaped.next;
+        assert!(cursor.is_some(), "ranges are due");
+        put_due(LIMIT).await;
+    }
+}
+
+#[tokio::test]
+async fn a_row_of_the_index_that_had_to_stay_goes_under_load() {
+    const LIMIT: u32 = 8;
+    let subject = sqlite();
+    let store = &*subject.store;
+    let name = TestRecord::fresh();
+    let begin = put(store, &fresh(&name, LONG)).await;
+    assert!(due(store, State::InProgress, 10).await.is_empty(), "now it is ordered");
+    let purged = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
+    put(store, &replace(&begin.record, purged)).await;
+    let path = subject.file.path();
+    let holding = "create table payment (record blob references ibid_record(id));
+                   create index payment_record on payment (record);
+                   insert into payment select id from ibid_record";
+    sql(&path, holding);
+    let going = |_| {
+        let name = TestRecord::fresh();
+        insert(&name, Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) })
+    };
+    commit_all(store, (0..8 * LIMIT).map(going).collect()).await;
+    subject.hands.advance(TICK);
+    let step = async |cursor| store.reap(ReapTarget::Records, cursor, LIMIT).await.expect("a step");
+    let first = step(None).await;
+    assert_eq!((first.held, first.removed), (1, u64::from(LIMIT)));
+    sql(&path, "delete from payment");
+    let second = step(first.next).await;
+    assert_eq!((second.held, second.removed), (0, u64::from(LIMIT)));
+    assert!(load(store, name.id).await.is_some(), "the position is behind it");
+    subject.hands.advance(Duration::from_secs(60));
+    let third = step(second.next).await;
+    step(third.next).await;
+    assert!(load(store, name.id).await.is_none(), "a new pass has come to it");
+}
+
+#[tokio::test]
 async fn a_dead_letter_stays_and_its_range_is_done() {
     let subject = sqlite();
     let name = TestRecord::fresh();
@@ -236,6 +308,57 @@ async fn a_policy_goes_when_no_record_can_name_it() {
     let again = TestRecord::fresh();
     put(store, &insert(&again, under(draft(&again, State::InProgress)))).await;
     assert!(load(store, again.id).await.is_some(), "its policy is stored again");
+}
+
+#[tokio::test]
+async fn a_policy_goes_although_ranges_are_due() {
+    let subject = sqlite();
+    let store = &*subject.store;
+    let policy = Policy::default().with(|policy| {
+        policy.retention = TICK;
+        policy.tombstone = Duration::ZERO;
+    });
+    let name = TestRecord::fresh();
+    let going = Draft { purge_in: Some(TICK), policy: Arc::new(policy), ..draft(&name, State::Completed) };
+    put(store, &insert(&name, going)).await;
+    subject.hands.advance(Duration::from_secs(30 * 24 * 3600));
+    assert_eq!(reap_all(store, ReapTarget::Policies).await.removed, 0, "a range may have a record under it");
+    reap_all(store, ReapTarget::Records).await;
+    put_completed(&subject, Duration::ZERO).await;
+    subject.hands.advance(TICK);
+    assert!(due(store, State::InProgress, 1).await.is_empty(), "now it is ordered");
+    assert_eq!(number(&subject, "select count(*) from ibid_reap_range"), 1, "a range is due");
+    let count = browse(store).count_reapable(ReapTarget::Policies).await.expect("a count");
+    assert_eq!(count.remove, 1);
+    assert_eq!(reap_all(store, ReapTarget::Policies).await.removed, 1);
+}
+
+#[tokio::test]
+async fn no_policy_goes_while_too_many_records_are_open() {
+    let subject = sqlite();
+    let store = &*subject.store;
+    let policy = Policy::default().with(|policy| {
+        policy.retention = TICK;
+        policy.tombstone = Duration::ZERO;
+    });
+    let name = TestRecord::fresh();
+    let going = Draft { purge_in: Some(TICK), policy: Arc::new(policy), ..draft(&name, State::Completed) };
+    put(store, &insert(&name, going)).await;
+    put(store, &fresh(&TestRecord::fresh(), LONG)).await;
+    subject.hands.advance(Duration::from_secs(30 * 24 * 3600));
+    reap_all(store, ReapTarget::Records).await;
+    // More than a step may read, so one behind them may name any policy.
+    let more = "with recursive n (n) as (select 1 union all select n + 1 from n where n < 10000)
+        insert into ibid_record (id, count, nonce, birth, state, flags, policy, created_at, due_at, watch_at,
+                                 tenant, method, path, key)
+        select randomblob(16), 2, 1, 1, r.state, r.flags, r.policy, r.created_at, r.due_at, r.due_at,
+               r.tenant, r.method, r.path, n
+        from n, ibid_record r";
+    sql(&subject.file.path(), more);
+    assert_eq!(reap_all(store, ReapTarget::Policies).await.removed, 0);
+    sql(&subject.file.path(), "delete from ibid_record where count = 2 and key = '7'");
+    sql(&subject.file.path(), "delete from ibid_record where count = 2 and key = '8'");
+    assert_eq!(reap_all(store, ReapTarget::Policies).await.removed, 1, "now it reads all of them");
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ mod crash;
 mod duplicates;
 mod durability;
 mod failover;
+mod gap_locks;
 pub(crate) mod harness;
 mod http_layer;
 mod identity;

@@ -2,7 +2,13 @@
 
 use ibid::store::checkup::{Role, Schema};
 use ibid::store::mysql::MysqlOpenError as OpenError;
-use ibid_core::store::Durability;
+use ibid_core::change::{Draft, HistoryKind};
+use ibid_core::evidence::{EventName, Evidence, EvidenceSubject};
+use ibid_core::machine::Observation;
+use ibid_core::reap::ReapTarget;
+use ibid_core::record::State;
+use ibid_core::store::{Durability, RecordFilter, RenewOutcome};
+use ibid_testkit::contract::{commit, draft, insert, telling};
 
 use super::*;
 
@@ -162,4 +168,54 @@ async fn a_server_that_can_not_be_reached_is_named_without_a_password() {
     for error in [unknown, nowhere, bad] {
         assert!(!format!("{error:?} {error}").contains("hunter2"), "{error:?}");
     }
+}
+
+/// A server whose sessions refuse updates without a key, cut rows off, and only read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_default_of_the_server_breaks_a_statement() {
+    let server = MariaDb::start();
+    let (database, other) = (server.create_database(), server.create_database());
+    server.sql(
+        "",
+        "set global sql_safe_updates = 1; set global sql_select_limit = 1; set global tx_read_only = 1",
+    );
+    let store = open(&server, &database).await;
+    let portable = open_with(&server, &other, |options| options.portable_statements = true).await;
+    for store in [&store, &portable] {
+        let records = begin_some(store, 4, LONG).await;
+        let leases = records.iter().map(|record| (record.id, record.version)).collect();
+        let renewed = store.renew(leases).await.expect("an answer");
+        assert!(renewed.iter().all(|one| matches!(one, RenewOutcome::Until(_))), "{renewed:?}");
+        let finishes = records[..2].iter().map(|record| finish(record)).collect();
+        assert!(commit_all(&**store, finishes).await.values().all(|fate| matches!(fate, Commit::Done(_))));
+        for record in &records[2..] {
+            commit(&**store, &telling(finish(record), HistoryKind::Operator, "told")).await;
+        }
+        let page = store.browse().expect("a list").list(RecordFilter::default()).await.expect("a list");
+        assert_eq!(page.items.len(), 4);
+        let evidence = store.evidence().expect("it stores evidence");
+        let names = ["a", "b"].map(|event| EventName { source: "psp".into(), event: event.into() });
+        for name in names.clone() {
+            let (about, what) = (EvidenceSubject::Record(records[0].id), Observation::NotExecuted);
+            let one = Evidence { name, about, owner: None, what, age: Duration::ZERO };
+            evidence.insert_evidence(one, Duration::ZERO).await.expect("it is stored");
+        }
+        evidence.dismiss_evidence(names.to_vec()).await.expect("they are dismissed");
+        assert_eq!(evidence.purge_evidence(10).await.expect("it purges"), 2);
+        let over = Some(Duration::ZERO);
+        for name in [TestRecord::fresh(), TestRecord::fresh()] {
+            let gone = Draft { expires_in: over, purge_in: over, ..draft(&name, State::Completed) };
+            commit(&**store, &insert(&name, gone)).await;
+        }
+        assert_eq!(store.reap(ReapTarget::Records, None, 10).await.expect("it reaps").removed, 2);
+    }
+    let mut rows = 0;
+    let mut count = |_: &[String], _: Vec<Option<String>>| {
+        rows += 1;
+        std::ops::ControlFlow::Continue(())
+    };
+    let statement = "select id from ibid_record";
+    let read = MysqlStore::read_rows(&server.url_for(&database), options(), statement, &mut count).await;
+    read.expect("it reads");
+    assert_eq!(rows, 4, "a comparison would take the others for missing");
 }

@@ -1,6 +1,8 @@
 //! No verb reads more rows than it needs: the server counts the rows that it reads of each table.
 
 use ibid_core::change::{Draft, History, HistoryKind};
+use ibid_core::evidence::{EventName, Evidence, EvidenceSubject};
+use ibid_core::machine::Observation;
 use ibid_core::reap::ReapTarget;
 use ibid_core::record::State;
 use ibid_core::store::RecordFilter;
@@ -40,6 +42,13 @@ async fn no_verb_reads_a_table_as_a_whole() {
         let before = read();
         commit(&**store, &change).await;
         within("a plain commit", before);
+        let name = EventName { source: "psp".into(), event: records[11].id.to_string() };
+        let (about, what) = (EvidenceSubject::Record(records[11].id), Observation::NotExecuted);
+        let one = Evidence { name: name.clone(), about, owner: None, what, age: Duration::ZERO };
+        store.evidence().expect("it stores evidence").insert_evidence(one, LONG).await.expect("it is stored");
+        let before = read();
+        commit(&**store, &Change { uses: Some(name), ..finish(&records[11]) }).await;
+        within("a commit that uses evidence", before);
     }
     let before = read();
     let page = store.due(State::Unknown, None, 10).await.expect("due records");
@@ -112,7 +121,12 @@ fn fill() -> String {
         )
     };
     let later = "9000000000000000 + seq";
+    let evidence = format!(
+        "insert into ibid_evidence (source, event, record, as_of, purge_at, open, nonce, found) \
+         select 'psp', seq, unhex(md5(seq)), seq, {later}, 1, seq, '' from seq_1_to_{MANY};"
+    );
     [
+        evidence,
         rows(2, later, "null"),
         rows(3, "null", later),
         rows(4, "null", later),

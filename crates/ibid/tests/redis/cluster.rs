@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ibid::store::redis::RedisStore;
-use ibid_core::change::{Change, Commit};
+use ibid_core::change::{Change, Commit, HistoryKind};
 use ibid_core::evidence::{EventName, Evidence, EvidenceQuery, EvidenceStore, EvidenceSubject};
 use ibid_core::machine::Observation;
 use ibid_core::reap::ReapTarget;
 use ibid_core::record::State;
 use ibid_core::scope::RecordId;
 use ibid_core::store::{BrowseStore, RecordFilter, RenewOutcome, RowCount, Store};
-use ibid_testkit::contract::{LONG, TestRecord, finish_with, fresh, load};
+use ibid_testkit::contract::{LONG, TestRecord, finish_with, fresh, load, telling};
 use ibid_testkit::redis::RedisCluster;
 
 use super::{begin, commit, commit_surely, open_weak, put};
@@ -73,6 +73,103 @@ async fn slots_that_move_under_load_lose_and_double_nothing() {
         "each is once in an order"
     );
     assert_eq!(counts[usize::from(State::InProgress.code()) - 1], RowCount::Exact(0));
+}
+
+/// Bodies, history and orders of a record are keys besides its own, and all of them are in its slot.
+#[tokio::test(flavor = "multi_thread")]
+async fn slots_that_move_take_all_keys_of_a_record_along() {
+    const LARGE: &[u8] = &[b'x'; 5_000];
+    let cluster = Arc::new(RedisCluster::start());
+    let store = open_weak(&cluster.url()).await;
+    let moving: Vec<u8> =
+        (0..=255).filter(|bucket| cluster.slot(&format!("{{{bucket:02x}}}")) < 500).collect();
+    let name = || loop {
+        let name = TestRecord::fresh();
+        if moving.contains(&name.id.as_bytes()[0]) {
+            return name;
+        }
+    };
+    let (mut leases, mut lapsed, mut expired) = (Vec::new(), HashSet::new(), 0);
+    for _ in 0..40 {
+        let running = put(&store, &fresh(&name(), LONG)).await;
+        leases.push((running.id, running.version));
+        lapsed.insert(put(&store, &fresh(&name(), Duration::from_millis(1))).await.id);
+        let mut finish = finish_with(&*put(&store, &fresh(&name(), LONG)).await, LARGE);
+        let draft = finish.draft.as_mut().expect("a finish writes the record");
+        (draft.expires_in, draft.purge_in) = (Some(Duration::ZERO), Some(Duration::from_millis(1)));
+        put_unread(&store, &finish).await;
+        expired += 1;
+    }
+    let is_moving = AtomicBool::new(true);
+    let mover = cluster.clone();
+    let moves = async {
+        let moved = tokio::task::spawn_blocking(move || mover.reshard(0, 1, 500)).await;
+        is_moving.store(false, Ordering::SeqCst);
+        moved.expect("the slots move");
+    };
+    let writes = async {
+        let mut written = Vec::new();
+        while is_moving.load(Ordering::SeqCst) {
+            let begin = fresh(&name(), LONG);
+            assert!(commit_surely(&store, &begin).await, "its nonce is its own");
+            let running = loop {
+                match store.load(begin.id).await {
+                    Ok(stored) => break stored.expect("a confirmed record is there").record,
+                    Err(error) => assert!(error.is_transient(), "{error:?}"),
+                }
+            };
+            let finish = telling(finish_with(&running, LARGE), HistoryKind::Settled, "once");
+            assert!(commit_surely(&store, &finish).await, "its lease is its own");
+            written.push(finish.id);
+        }
+        written
+    };
+    let renewals = async {
+        let mut renewed = 0;
+        while is_moving.load(Ordering::SeqCst) {
+            match store.renew(leases.clone()).await {
+                Ok(outcomes) => {
+                    assert!(!outcomes.contains(&RenewOutcome::Lost), "{outcomes:?}");
+                    renewed += outcomes.len();
+                }
+                Err(error) => assert!(error.is_transient(), "{error:?}"),
+            }
+        }
+        renewed
+    };
+    let upkeep = async {
+        let (mut due_ids, mut removed) = (HashSet::new(), 0);
+        // The last round comes after the move.
+        let mut is_last = false;
+        while !is_last {
+            is_last = !is_moving.load(Ordering::SeqCst);
+            match store.due(State::InProgress, None, 1000).await {
+                Ok(due) => due_ids.extend(due.items.iter().map(|stored| stored.record.id)),
+                Err(error) => assert!(error.is_transient() && !is_last, "{error:?}"),
+            }
+            match store.reap(ReapTarget::Records, None, 1000).await {
+                Ok(step) => removed += step.removed,
+                Err(error) => assert!(error.is_transient() && !is_last, "{error:?}"),
+            }
+        }
+        (due_ids, removed)
+    };
+    let ((), written, renewed, (due_ids, removed)) = tokio::join!(moves, writes, renewals, upkeep);
+    println!("{} records and {renewed} renewals while {} buckets moved", written.len(), moving.len());
+    assert_eq!(due_ids, lapsed, "every lapsed lease is found, and no other");
+    assert_eq!(removed, expired, "every expired record is removed, once");
+    for id in &written {
+        let stored = load(&*store, *id).await.expect("a confirmed record is there");
+        assert_eq!(stored.body(), Some(LARGE));
+        assert_eq!(store.history(*id).await.expect("it answers").len(), 1, "one line");
+    }
+    for outcome in store.renew(leases).await.expect("it answers") {
+        assert!(matches!(outcome, RenewOutcome::Until(_)), "{outcome:?}");
+    }
+    let counts = store.count().await.expect("they are counted").by_state;
+    let count = |state: State| counts[usize::from(state.code()) - 1];
+    assert_eq!(count(State::Completed), RowCount::Exact(written.len() as u64));
+    assert_eq!(count(State::InProgress), RowCount::Exact(80));
 }
 
 #[tokio::test(flavor = "multi_thread")]

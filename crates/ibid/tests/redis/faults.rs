@@ -1,20 +1,22 @@
-//! What a server answers when it cannot take a write, and whether anything was written then.
+//! Servers that cannot take a write: the error that each reports, and that nothing was written then.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use ibid::store::redis::{RedisOptions, RedisStore};
 use ibid_core::change::{Change, Commit, Expect, History, HistoryKind};
 use ibid_core::evidence::{EventName, Evidence, EvidenceStore, EvidenceSubject};
 use ibid_core::machine::Observation;
-use ibid_core::store::{BrowseStore, Durability, RenewOutcome, Store, StoreError};
+use ibid_core::store::{BrowseStore, Durability, RenewOutcome, SetOutcome, Store, StoreError};
 use ibid_testkit::contract::{LONG, finish_with, load};
 use ibid_testkit::redis::{Redis, RedisCluster};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
 
-use super::{begin, commit, commit_surely, open, open_weak, put, try_begin};
+use super::{begin, commit, commit_surely, open, open_weak, put, try_begin, until_replicated};
 
 /// Asserts that the error proves that nothing was written, and that the same call may succeed later.
 fn assert_unwritten(error: &StoreError, code: &str) {
@@ -38,6 +40,9 @@ async fn a_full_server_refuses_begins_and_takes_finishes() {
     let renewed = store.renew(vec![(first.id, first.version)]).await.expect("a lease is renewed");
     assert!(matches!(renewed[..], [RenewOutcome::Until(_)]), "{renewed:?}");
     put(&store, &finish_with(&first, b"paid")).await;
+    // A node that can't write a setting is not ready, and gets no retries of keys that are stored.
+    let ready = store.compare_and_set("ready", None, Bytes::from_static(b"1")).await;
+    assert_eq!(ready.expect("a small setting is taken"), SetOutcome::Won);
     // A retry of a request that is stored is answered: its begin finds the record.
     let again = Change { id: completed.id, ..begin() };
     let Ok(Commit::Conflict(Some(stored))) = try_begin(&store, &again).await else { panic!("it is stored") };
@@ -56,11 +61,82 @@ async fn a_server_that_became_a_replica_answers_nothing() {
     let running = put(&store, &begin()).await;
     // Nothing listens there, so the server keeps its data.
     assert_eq!(server.cli(&["REPLICAOF", "127.0.0.1", "1"]), "OK");
-    assert_unwritten(&commit(&store, &begin()).await.expect_err("a replica"), "ReadOnly");
-    assert_unwritten(&commit(&store, &finish_with(&running, b"x")).await.expect_err("a replica"), "ReadOnly");
     assert_unwritten(&store.load(running.id).await.expect_err("its data may be old"), "ReadOnly");
+    // The name in the URL may lead to another server by now, so each of these tries another connection, some time apart.
+    assert_unwritten(&commit(&store, &begin()).await.expect_err("a replica"), "");
+    assert_unwritten(&commit(&store, &finish_with(&running, b"x")).await.expect_err("a replica"), "");
     assert_eq!(server.cli(&["REPLICAOF", "NO", "ONE"]), "OK");
-    put(&store, &finish_with(&running, b"x")).await;
+    assert!(commit_surely(&store, &finish_with(&running, b"x")).await);
+}
+
+/// A planned failover: the primary becomes a replica and keeps its connections, and the name in the URL leads to the promoted one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_demoted_server_is_left_for_the_promoted_one() {
+    let primary = Redis::start();
+    let replica = primary.replica();
+    let proxy = LossyProxy::start(primary.port()).await;
+    let store = open_weak(&format!("redis://127.0.0.1:{}", proxy.port)).await;
+    let running = put(&store, &begin()).await;
+    until_replicated(&primary, &replica).await;
+    assert_eq!(replica.cli(&["REPLICAOF", "NO", "ONE"]), "OK");
+    assert_eq!(primary.cli(&["REPLICAOF", "127.0.0.1", &replica.port().to_string()]), "OK");
+    proxy.server.store(replica.port(), Ordering::SeqCst);
+    let finish = finish_with(&running, b"done");
+    let moved = timeout(LONG, commit_surely(&store, &finish)).await;
+    assert!(moved.expect("it finds the promoted server"), "its lease is its own");
+    assert!(commit_surely(&store, &begin()).await, "and it begins there");
+}
+
+/// The server came back without its disk. A key that was completed there is new to it, and must not run again.
+#[tokio::test]
+async fn nothing_begins_on_a_server_that_restarted_empty() {
+    let mut server = Redis::start();
+    let store = open(&server.url()).await;
+    let completed = put(&store, &finish_with(&*put(&store, &begin()).await, b"done")).await;
+    let settings = server.cli(&["CONFIG", "GET", "dir"]);
+    let directory = settings.lines().last().expect("a folder").to_owned();
+    server.kill();
+    std::fs::remove_dir_all(format!("{directory}/appendonlydir")).expect("it is removed");
+    server.start_again();
+    let again = Change { id: completed.id, ..begin() };
+    let refused = loop {
+        match try_begin(&store, &again).await {
+            Err(error) if error.is_unsent() => break error,
+            // The first call meets the connection that broke.
+            Err(error) => assert!(error.is_transient(), "{error:?}"),
+            Ok(outcome) => panic!("it runs again: {outcome:?}"),
+        }
+    };
+    assert_unwritten(&refused, "lost the data of this store");
+    // A process that starts now begins a new store there. That is not the store of the first one.
+    let other = open(&server.url()).await;
+    put(&other, &begin()).await;
+    until_refused(&store, "data").await;
+    server.kill();
+    server.start_again();
+    until_refused(&store, "the data of another store").await;
+    assert!(commit_surely(&other, &begin()).await);
+}
+
+/// The server closes a connection at an argument that is longer than its settings allow, and with it every other call.
+#[tokio::test]
+async fn a_body_too_long_for_the_server_fails_alone() {
+    for setting in ["proto-max-bulk-len", "client-query-buffer-limit"] {
+        let server = Redis::start_with(&[(setting, "1mb")]);
+        let store = open(&server.url()).await;
+        let (first, second) = (put(&store, &begin()).await, put(&store, &begin()).await);
+        let connections = server.info("total_connections_received");
+        for body in [&[b'x'; 2 << 20][..], &[b'x'; (1 << 20) + 1]] {
+            let error = commit(&store, &finish_with(&first, body)).await.expect_err("it is too long");
+            assert!(!error.is_transient() && error.is_unwritten(), "{setting}: {error:?}");
+        }
+        put(&store, &finish_with(&second, &[b'x'; 900 << 10])).await;
+        put(&store, &finish_with(&first, b"short")).await;
+        // Each look at the server's statistics is a connection as well.
+        let since = |count: &str| count.parse::<u64>().expect("a number");
+        let after = server.info("total_connections_received");
+        assert_eq!(since(&after) - since(&connections), 1, "the store's connection lives");
+    }
 }
 
 #[tokio::test]

@@ -14,7 +14,7 @@ use ibid_testkit::contract::{finish_with, load};
 use ibid_testkit::redis::{Redis, RedisCluster};
 use tokio::sync::Mutex;
 
-use super::{begin, commit, open, open_weak, put};
+use super::{begin, commit, open, open_weak, put, until_replicated};
 
 /// Versions that the store has confirmed, by id.
 type ConfirmedVersions = Arc<Mutex<HashMap<RecordId, Version>>>;
@@ -83,11 +83,7 @@ async fn a_promoted_replica_lacks_only_the_newest_writes() {
     let control = async {
         wait_for(&confirmed, 300).await;
         let early = confirmed.lock().await.clone();
-        let offset = |server: &Redis, name| server.info(name).parse::<u64>().expect("an offset");
-        let written = offset(&primary, "master_repl_offset");
-        while offset(&replica, "slave_repl_offset") < written {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        until_replicated(&primary, &replica).await;
         // The replica loses sight of its primary: what is confirmed from here on does not reach it.
         assert_eq!(replica.cli(&["REPLICAOF", "127.0.0.1", "1"]), "OK");
         let before = confirmed.lock().await.len();

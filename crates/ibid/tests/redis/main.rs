@@ -73,6 +73,15 @@ async fn commit_surely(store: &RedisStore, change: &Change) -> bool {
     }
 }
 
+/// Waits until a replica has everything that its primary has written.
+async fn until_replicated(primary: &Redis, replica: &Redis) {
+    let offset = |server: &Redis, name| server.info(name).parse::<u64>().expect("an offset");
+    let written = offset(primary, "master_repl_offset");
+    while offset(replica, "slave_repl_offset") < written {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_redis_store_keeps_the_contract() {
     let server = Redis::start();

@@ -46,6 +46,23 @@ async fn requests_survive_faults_of_a_running_node_on_postgres() {
     on_postgres(&[Action::Error, Action::Lost, Action::Doze]).await;
 }
 
+/// Run by the soak profile: they take the whole machine for most of a minute.
+#[cfg(feature = "mysql")]
+mod mysql {
+    use super::{Action, CASES_AT_ONCE, all_on_mariadb, matrix, run};
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn requests_survive_kills_and_stops_on_mariadb() {
+        all_on_mariadb(CASES_AT_ONCE, matrix::cases(&[Action::Kill, Action::Stop]), run).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn requests_survive_faults_of_a_running_node_on_mariadb() {
+        let faults = [Action::Error, Action::Lost, Action::Doze];
+        all_on_mariadb(CASES_AT_ONCE, matrix::cases(&faults), run).await;
+    }
+}
+
 async fn on_sqlite(actions: &[Action]) {
     all_on_sqlite(CASES_AT_ONCE, matrix::cases(actions), run).await;
 }
@@ -83,6 +100,18 @@ async fn all_on_postgres<C, F>(
         }
     };
     all(at_once, cases, run, lane).await;
+}
+
+#[cfg(feature = "mysql")]
+async fn all_on_mariadb<C, F>(
+    at_once: usize,
+    cases: Vec<C>,
+    run: impl Fn(C, TestDatabase) -> F + Copy + Send + 'static,
+) where
+    C: Copy + Debug + Send + 'static,
+    F: Future<Output = usize> + Send,
+{
+    all(at_once, cases, run, || TestDatabase::mariadb).await;
 }
 
 /// Runs the cases in parallel lanes, each with a separate database: most of a case is waiting for a lease to lapse.

@@ -28,15 +28,15 @@ async fn compare(world: &World) -> ComparisonReport {
         let open = is_pending || charge_id.is_none();
         let status = if is_pending { String::new() } else { status };
         let values = vec![amount.to_string(), currency, status, charge_id.unwrap_or_default()];
-        comparison
-            .ours(LedgerLine { number, key: id, values, open, partial: is_pending })
-            .expect("few lines");
+        let line = LedgerLine::new(number, id, values);
+        let line = line.with(|line| (line.open, line.partial) = (open, is_pending));
+        comparison.ours(line).expect("few lines");
     }
     for (number, charge) in (1..).zip(list["charges"].as_array().expect("a list")) {
         let text = |name: &str| charge[name].as_str().unwrap_or_default().to_owned();
         let status = if charge["status"] == "declined" { "failed".to_owned() } else { text("status") };
         let values = vec![charge["amountCents"].to_string(), text("currency"), status, text("chargeId")];
-        let line = LedgerLine { number, key: text("reference"), values, open: false, partial: false };
+        let line = LedgerLine::new(number, text("reference"), values);
         comparison.theirs(line, || charge.to_string()).expect("few lines");
     }
     comparison.finish()

@@ -106,6 +106,13 @@ on_both_databases!(
     a_stored_webhook_survives_a_kill_before_it_is_applied,
 );
 
+#[cfg(feature = "mysql")]
+#[tokio::test]
+async fn a_webhook_settles_a_charge_on_mariadb() {
+    a_webhook_settles_a_charge_whose_response_was_lost(TestDatabase::mariadb()).await;
+    a_stored_webhook_survives_a_kill_before_it_is_applied(TestDatabase::mariadb()).await;
+}
+
 async fn a_webhook_settles_a_charge_whose_response_was_lost(database: TestDatabase) {
     let hooks = WebhookWorld::new(database).await;
     let node = Node(Program::from_command(hooks.serve()));

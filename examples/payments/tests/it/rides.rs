@@ -24,6 +24,13 @@ mod mysql {
         super::a_declined_card_is_replayed_as_402(TestDatabase::mariadb()).await;
         super::a_retry_resumes_after_an_uncertain_charge(TestDatabase::mariadb()).await;
     }
+
+    #[tokio::test]
+    async fn a_ride_survives_its_node_on_mariadb() {
+        super::the_next_request_resumes_a_ride_whose_node_was_killed(TestDatabase::mariadb()).await;
+        super::the_sweeper_resumes_a_ride_whose_client_has_gone(TestDatabase::mariadb()).await;
+        super::the_sweeper_resumes_a_ride_with_an_in_doubt_charge(TestDatabase::mariadb()).await;
+    }
 }
 
 async fn a_ride_is_booked_charged_and_receipted_once(database: TestDatabase) {

@@ -34,12 +34,12 @@ pub(super) async fn serve(listener: TcpListener) {
 }
 
 /// A response body that is complete at once, or cut.
-pub(super) type ApiBody = StreamBody<Once<Ready<Result<Frame<Bytes>, Cut>>>>;
+pub(super) type ApiBody = StreamBody<Once<Ready<Result<Frame<Bytes>, CutError>>>>;
 
 /// Error that ends a connection in the middle of a response.
 #[derive(Debug, thiserror::Error)]
 #[error("the response is cut, as requested")]
-pub(super) struct Cut;
+pub(super) struct CutError;
 
 /// The payments made so far.
 #[derive(Clone, Default)]
@@ -118,10 +118,10 @@ pub(super) fn json_response(status: StatusCode, mut text: String) -> Response<Ap
 
 /// Returns a response whose connection is cut before its body.
 pub(super) fn cut_response() -> Response<ApiBody> {
-    answer(StatusCode::CREATED, 1, Err(Cut))
+    answer(StatusCode::CREATED, 1, Err(CutError))
 }
 
-fn answer(status: StatusCode, length: usize, body: Result<Frame<Bytes>, Cut>) -> Response<ApiBody> {
+fn answer(status: StatusCode, length: usize, body: Result<Frame<Bytes>, CutError>) -> Response<ApiBody> {
     let mut response = Response::new(StreamBody::new(stream::once(ready(body))));
     *response.status_mut() = status;
     let headers = response.headers_mut();

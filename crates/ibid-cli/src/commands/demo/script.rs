@@ -30,10 +30,10 @@ impl Scene {
             self.public, self.api, self.admin, self.payments, self.provider
         ));
         for taken in &self.taken {
-            script.says(&format!("{taken} is in use by another program, so a free port was chosen."));
+            script.say(&format!("{taken} is in use by another program, so a free port was chosen."));
         }
         if self.store.word == "\"$STORE\"" {
-            script.says(
+            script.say(
                 "Set STORE to the URL of the store first: it may hold a password, so it is not printed.",
             );
         }
@@ -152,7 +152,7 @@ impl Scene {
 struct Script(String);
 
 impl Script {
-    fn says(&mut self, text: &str) {
+    fn say(&mut self, text: &str) {
         for line in text.lines() {
             let _ = writeln!(self.0, "# {line}");
         }
@@ -160,12 +160,12 @@ impl Script {
 
     fn chapter(&mut self, name: &str) {
         let _ = writeln!(self.0);
-        self.says(&format!("== {name}"));
+        self.say(&format!("== {name}"));
     }
 
     fn act(&mut self, says: &str, command: String) {
         let _ = writeln!(self.0);
-        self.says(says);
+        self.say(says);
         let _ = writeln!(self.0, "{command}");
     }
 }

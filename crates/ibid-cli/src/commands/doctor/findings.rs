@@ -1,6 +1,9 @@
 //! Interprets the facts about a store for its operator. Pure: facts in, findings out.
 
-use ibid::store::checkup::{Checkup, ClockGap, OpenCases, Pooler, Role, Schema, Setting, Standby, Standbys};
+use ibid::store::checkup::{
+    Checkup, ClockGap, OpenCases, Pooler, Role, SERVER_CLOCKS, Schema, Setting, Standby, Standbys,
+};
+use ibid::upkeep::CLOCK_AHEAD_MAX;
 
 use crate::output::Failure;
 
@@ -51,6 +54,7 @@ pub(super) fn of(checkup: &Checkup, secrets: usize) -> Vec<Finding> {
         durability(&checkup.durability, checkup.weak_accepted),
         role(checkup),
     ];
+    findings.extend(server_clocks(&checkup.durability));
     findings.extend(
         checkup
             .refusals
@@ -148,7 +152,14 @@ fn clock(gap: Option<ClockGap>) -> Finding {
     let within_us = u64::try_from(within.as_micros()).unwrap_or(u64::MAX);
     let facts =
         format!("the store is {} {side} this node, give or take {}", millis(apart_us), millis(within_us));
+    let is_reaper_waiting = u128::try_from(ahead_us).is_ok_and(|ahead| ahead > CLOCK_AHEAD_MAX.as_micros());
     match apart_us.saturating_sub(within_us) > CLOCK_APART_US_MAX {
+        true if is_reaper_waiting => line(
+            "clock",
+            Grade::Warning,
+            facts,
+            "nothing is reaped while the store is so far ahead: set the clock that is wrong",
+        ),
         true => line(
             "clock",
             Grade::Warning,
@@ -163,17 +174,19 @@ fn durability(settings: &[Setting], accepted: bool) -> Finding {
     let words = |settings: &mut dyn Iterator<Item = &Setting>| {
         settings.map(|setting| format!("{} = {}", setting.name, setting.value)).collect::<Vec<_>>().join(", ")
     };
-    let facts = words(&mut settings.iter());
+    let facts = words(&mut settings.iter().filter(|setting| setting.name != SERVER_CLOCKS));
     let refused = |setting: &&Setting| setting.is_weak && setting.name != "full_page_writes";
     let weak = words(&mut settings.iter().filter(|setting| setting.is_weak));
     match (settings.iter().any(|setting| refused(&setting)), accepted) {
-        _ if weak.is_empty() => line("durability", Grade::Ok, facts, "what was answered is on disk"),
+        _ if weak.is_empty() => {
+            line("durability", Grade::Ok, facts, "every response that was sent is on disk")
+        }
         (true, false) => line(
             "durability",
             Grade::Bad,
             facts,
             format!(
-                "weak: a crash or a failover may lose what was answered (`{weak}`), and ibid refuses to start: change it, or \
+                "weak: a crash or a failover may lose responses that were sent (`{weak}`), and ibid refuses to start: change it, or \
                  accept the loss with `?durability=weak` in the URL"
             ),
         ),
@@ -182,10 +195,21 @@ fn durability(settings: &[Setting], accepted: bool) -> Finding {
             Grade::Warning,
             facts,
             format!(
-                "weak: a crash or a failover may lose what was answered (`{weak}`): what ran once may run again"
+                "weak: a crash or a failover may lose responses that were sent (`{weak}`): what ran once may run again"
             ),
         ),
     }
+}
+
+/// Returns a warning about a cluster whose servers tell different times: each is the clock of its own records.
+fn server_clocks(settings: &[Setting]) -> Option<Finding> {
+    let clocks = settings.iter().find(|setting| setting.name == SERVER_CLOCKS)?;
+    Some(line(
+        "clocks",
+        Grade::Warning,
+        clocks.value.clone(),
+        "the servers tell different times: from a second on no lapsed key is taken over; run a time service on each of them",
+    ))
 }
 
 fn role(checkup: &Checkup) -> Finding {
@@ -215,7 +239,7 @@ fn replication(standbys: &Standbys) -> Finding {
     let others = named(&|standby| standby.is_synchronous != Some(true));
     if !synchronous.is_empty() {
         let also = if others.is_empty() { String::new() } else { format!(", besides {others}") };
-        let meaning = "a failover to a synchronous standby, and to no other, loses nothing that was answered";
+        let meaning = "a failover to a synchronous standby, and to no other, loses no response that was sent";
         return line(check, Grade::Ok, format!("synchronous: {synchronous}{also}"), meaning);
     }
     if !missing.is_empty() && connected.is_empty() {
@@ -240,7 +264,7 @@ fn replication(standbys: &Standbys) -> Finding {
             check,
             Grade::Warning,
             format!("asynchronous only: {others}"),
-            "a failover may lose acknowledged commits: an answer that was replayed once may run again; make them \
+            "a failover may lose acknowledged commits: a request whose response was replayed may run again; make them \
              synchronous (`synchronous_standby_names` on PostgreSQL, semi-synchronous replication on MySQL)",
         ),
         (count, false) if unseen => line(

@@ -67,7 +67,7 @@ pub(crate) struct LedgerArgs {
     pub(crate) json: bool,
 
     #[command(flatten)]
-    pub(crate) place: StoreArgs,
+    pub(crate) store: StoreArgs,
 }
 
 /// Format of the files to compare.

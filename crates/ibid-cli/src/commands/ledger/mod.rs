@@ -22,6 +22,7 @@ use ibid_ledger::{ComparisonReport, DeadLetterError, write_dead_letters};
 use indicatif::{ProgressBar, ProgressFinish};
 
 pub(crate) use self::args::LedgerArgs;
+use super::copy::check_open;
 use crate::config::{self, StoreUrl};
 use crate::open_store::{OpenHint, cannot_open, open_store};
 use crate::output::{Failure, Failures, print_line};
@@ -72,7 +73,7 @@ impl Plan {
             return Err(Failure::usage("`--ours effects` knows itself which of its lines are open").into());
         }
         let is_in_store = !matches!(ours, OurSource::File(_)) || args.dead_letters || args.every.is_some();
-        let store = is_in_store.then(|| config::store_of(&args.place)).transpose()?;
+        let store = is_in_store.then(|| config::store_of(&args.store)).transpose()?;
         if matches!(store, Some(StoreUrl::Memory)) {
             return Err(Failure::usage("a store in memory is gone with its process")
                 .hint("name the store that the gateway uses with `--store`")
@@ -83,12 +84,11 @@ impl Plan {
                 .hint("name a file of our side with `--ours`")
                 .into());
         }
-        let options = CompareOptions {
-            key: args.key.clone(),
-            compare: args.compare.clone(),
-            open: args.open.clone(),
-            since: args.since,
-        };
+        let options = CompareOptions::new(&args.key).with(|options| {
+            options.compare = args.compare.clone();
+            options.open = args.open.clone();
+            options.since = args.since;
+        });
         Ok(Plan { args: args.clone(), options, ours, store, stopped: Arc::default() })
     }
 
@@ -148,6 +148,7 @@ impl Plan {
 
     async fn write_dead_letters(&self, url: &StoreUrl, report: &ComparisonReport) -> Result<u64, Failure> {
         let store = open_store(url, false).await?;
+        check_open(&*store).await?;
         let written = write_dead_letters(&*store, &self.args.source, &report.differences).await;
         written.map_err(|error| match error {
             DeadLetterError::Source(_) => Failure::usage("`--source` can't be used").because(error),

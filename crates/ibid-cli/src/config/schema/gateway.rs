@@ -62,7 +62,7 @@ pub(super) const KEYS: &[ConfigKey] = &[
         "store",
         "begin_timeout",
         "duration",
-        "Time that a request waits for the store before it gets 503 and nothing is executed. Clients wait 10 s and more, so there is time for their retry.",
+        "Time that a request waits for its turn in the store before it gets 503 and nothing is executed. Once it was sent, the reply may take 250 ms longer. Clients wait 10 s and more, so there is time for their retry.",
     ),
     key(
         "store",

@@ -11,7 +11,11 @@ async fn a_running_gateway_stops_and_continues_after_a_cancellation() {
     world.copy_killed_at("copy.copied", &[]);
     assert_problem(&gateway.call(&pay("new")).await, 503, "store-unavailable");
     let store = world.source.store();
-    for words in [&["sweep"][..], &["reap"], &["identity", "change", "--yes"]] {
+    for (name, text) in [("ours.csv", "key,amount\na,1\n"), ("theirs.csv", "key,amount\na,1\nb,2\n")] {
+        std::fs::write(world.source.folder().join(name), text).expect("a file");
+    }
+    let letters = &["reconcile", "ledger", "--ours", "ours.csv", "--theirs", "theirs.csv", "--dead-letters"];
+    for words in [&["sweep"][..], &["reap"], &["identity", "change", "--yes"], letters] {
         let words: Vec<&str> = words.iter().copied().chain(["--store", &store]).collect();
         let refused = block_in_place(|| world.source.ibid(&words));
         assert_eq!(refused.status.code(), Some(1), "{refused:?}");

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut is_current = true;
-    for package in ["ibid-core", "ibid"] {
+    for package in PACKAGES {
         let json = root.join(format!("target/doc/{}.json", package.replace('-', "_")));
         let listing = match listing::read(&root, &json) {
             Ok(listing) => listing,
@@ -55,3 +55,6 @@ fn is_same(package: &str, stored: &str, listing: &str) -> bool {
     );
     false
 }
+
+/// The library crates whose API users build on. `scripts/rustdoc` writes the JSON of the same ones.
+const PACKAGES: [&str; 5] = ["ibid-core", "ibid", "ibid-console", "ibid-dynamodb", "ibid-ledger"];

@@ -70,7 +70,12 @@ impl Link {
                 self.set_up(&mut state, true);
                 Some(reply)
             }
-            // The server lives and can't do it now: out of memory, loading, a replica.
+            // A server that became a replica keeps its connections, while the name in the URL may lead to another one already.
+            Ok(Err(error)) if is_demoted(&error) => {
+                self.lose(number, &error, PAUSE);
+                None
+            }
+            // The server lives and can't do it now: out of memory, loading.
             Ok(Err(error)) if !error.is_unrecoverable_error() && !error.is_io_error() => {
                 self.set_up(&mut self.0.state.lock(), false);
                 self.0.outages.begin(&error);
@@ -111,7 +116,11 @@ impl Link {
             .set_connection_timeout(Some(CONNECT_WITHIN))
             .set_response_timeout(None);
         let number = self.0.state.lock().number;
-        let connect = self.0.client.get_multiplexed_async_connection_with_config(&config);
+        let connect = async {
+            let connection = self.0.client.get_multiplexed_async_connection_with_config(&config).await?;
+            refuse_replica(connection.clone()).await?;
+            Ok::<_, RedisError>(connection)
+        };
         match timeout(CONNECT_WITHIN, connect).await {
             Ok(Ok(connection)) => {
                 let mut state = self.0.state.lock();
@@ -145,6 +154,24 @@ impl Link {
     }
 }
 
+/// Returns whether an error shows that the server follows another one now.
+pub(super) fn is_demoted(error: &RedisError) -> bool {
+    matches!(error.code(), Some("READONLY" | "MASTERDOWN"))
+}
+
+/// Fails if the server is a replica, which takes no entries. A server that does not tell its role is used.
+async fn refuse_replica(mut connection: MultiplexedConnection) -> Result<(), RedisError> {
+    let mut info = redis::cmd("INFO");
+    let replication: Result<String, RedisError> = info.arg("replication").query_async(&mut connection).await;
+    match replication {
+        Ok(text) if text.lines().any(|line| line.trim_end() == "role:slave") => {
+            Err((redis::ErrorKind::Client, "the server is a replica").into())
+        }
+        Err(error) if error.code().is_none() => Err(error),
+        _ => Ok(()),
+    }
+}
+
 impl OutageLog {
     fn begin(&self, error: &(dyn std::error::Error + 'static)) {
         let mut logged_at = self.logged_at.lock();
@@ -162,7 +189,7 @@ impl OutageLog {
 }
 
 /// Longest wait for a connection. Only the start waits for it, and no request does.
-const CONNECT_WITHIN: Duration = Duration::from_secs(1);
+pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(1);
 
 /// Pause before another connection is tried, after one that failed.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -72,11 +72,19 @@ pub enum HookTarget {
 
 /// The provider's own id of an effect, in the payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ProviderIdAt {
     /// The kind of its effects. Another provider may use the same ids.
     pub kind: String,
     /// Pointer to the id.
     pub id: Pointer,
+}
+
+impl ProviderIdAt {
+    /// Creates the provider's id of an effect of this kind, at this pointer.
+    pub fn new(kind: impl Into<String>, id: Pointer) -> ProviderIdAt {
+        ProviderIdAt { kind: kind.into(), id }
+    }
 }
 
 /// The source of a record's tenant.

@@ -25,7 +25,7 @@ pub use signature::{
 };
 
 use super::body::ReplyBody;
-use super::layer::Shared;
+use super::layer::LayerState;
 use super::routes::{Routes, Ruling};
 use super::{counters, intake, original_uri, render};
 use crate::evidence::{EvidenceReport, EvidenceResult};
@@ -33,6 +33,7 @@ use mapping::EventTarget;
 
 /// One source of webhooks.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Hook {
     /// The source's name: the last part of its address, and its label in metrics.
     pub name: String,
@@ -42,6 +43,18 @@ pub struct Hook {
     pub secrets: Vec<HookSecret>,
     /// The pointers to each fact in its payload.
     pub mapping: HookMapping,
+}
+
+impl Hook {
+    /// Creates a source of webhooks.
+    pub fn new(
+        name: impl Into<String>,
+        scheme: SignatureScheme,
+        secrets: Vec<HookSecret>,
+        mapping: HookMapping,
+    ) -> Hook {
+        Hook { name: name.into(), scheme, secrets, mapping }
+    }
 }
 
 /// Every source whose webhooks are accepted.
@@ -154,7 +167,7 @@ pub(super) fn source(path: &str) -> Option<&str> {
 }
 
 /// Verifies, maps and applies one webhook.
-pub(super) async fn serve<B, R>(shared: &Shared, request: Request<R>) -> Response<ReplyBody<B>>
+pub(super) async fn serve<B, R>(shared: &LayerState, request: Request<R>) -> Response<ReplyBody<B>>
 where
     R: Body<Data = Bytes> + Unpin,
 {

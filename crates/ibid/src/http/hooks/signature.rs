@@ -10,11 +10,10 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{HeaderMap, HeaderName};
+use ibid_core::hex;
 use ibid_core::time::Timestamp;
 use sha2::Sha256;
 use subtle::ConstantTimeEq as _;
-
-use crate::http::trace;
 
 /// The signature scheme of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +29,7 @@ pub enum SignatureScheme {
 
 /// A signature in a field that the source chose.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PlainSignature {
     /// The field with the signature.
     pub header: HeaderName,
@@ -39,6 +39,20 @@ pub struct PlainSignature {
     pub encoding: SignatureEncoding,
     /// The content that is signed.
     pub signed: SignedContent,
+}
+
+impl PlainSignature {
+    /// Creates a signature of `signed` in the field `header`, in hex and without a prefix.
+    pub fn new(header: HeaderName, signed: SignedContent) -> PlainSignature {
+        PlainSignature { header, prefix: String::new(), encoding: SignatureEncoding::Hex, signed }
+    }
+
+    /// Returns a copy in which `change` has set some fields.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut PlainSignature)) -> PlainSignature {
+        change(&mut self);
+        self
+    }
 }
 
 /// The encoding of a digest.
@@ -185,7 +199,8 @@ fn stripe(headers: &HeaderMap) -> Option<SignedMessage> {
     let pairs = || line.split(',').filter_map(|pair| pair.trim().split_once('='));
     let mut instants = pairs().filter(|(name, _)| *name == "t").map(|(_, at)| at);
     let (Some(at), None) = (instants.next(), instants.next()) else { return None };
-    let of_version_1 = pairs().filter(|(name, _)| *name == "v1").filter_map(|(_, digits)| hex(digits));
+    let of_version_1 =
+        pairs().filter(|(name, _)| *name == "v1").filter_map(|(_, digits)| hex::decode(digits));
     Some(SignedMessage {
         before_body: format!("{at}."),
         signed_at: Some(seconds(at)?),
@@ -198,7 +213,7 @@ impl PlainSignature {
     fn read(&self, headers: &HeaderMap) -> Option<SignedMessage> {
         let digest = field(headers, self.header.as_str())?.strip_prefix(self.prefix.as_str())?;
         let signature = match self.encoding {
-            SignatureEncoding::Hex => hex(digest)?,
+            SignatureEncoding::Hex => hex::decode(digest)?,
             SignatureEncoding::Base64 => STANDARD.decode(digest).ok()?,
         };
         let (before_body, signed_at) = match &self.signed {
@@ -222,12 +237,6 @@ fn field<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
 /// Parses whole seconds as they were signed: digits and nothing else.
 fn seconds(text: &str) -> Option<i64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
-}
-
-fn hex(digits: &str) -> Option<Vec<u8>> {
-    let digits = digits.to_ascii_lowercase();
-    let byte = |pair: &[u8]| trace::hex(pair).filter(|_| pair.len() == 2).map(|byte| byte as u8);
-    digits.as_bytes().chunks(2).map(byte).collect()
 }
 
 /// Largest difference between the time of the signature and our clock: for clocks that disagree, and for the time of

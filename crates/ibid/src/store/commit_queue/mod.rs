@@ -4,6 +4,7 @@
 //! New records and their finishes fly. Every other change goes by the plain path, one transaction each, on other connections
 //! and a bounded number at a time. So a record that is locked, unreadable or refused delays and fails only itself.
 
+mod begin_queues;
 mod queue;
 
 use std::panic::AssertUnwindSafe;
@@ -19,6 +20,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout_at;
 
 use self::queue::Queue;
+use super::send_limit::{SendLimit, reply_or_withdraw};
 
 pub use self::queue::BatchCounts;
 pub(super) use self::queue::{FlightBatch, Item, LockWait, Path};
@@ -93,7 +95,8 @@ impl<C: Committer> CommitQueue<C> {
         CommitQueue(shared)
     }
 
-    /// Writes one change. If the caller is dropped, it is written all the same.
+    /// Writes one change. If the caller is dropped, it is written all the same. If it is polled after `send_by`, a change that
+    /// still waits is given up.
     pub(super) async fn commit(
         &self,
         change: Arc<Change>,
@@ -103,20 +106,21 @@ impl<C: Committer> CommitQueue<C> {
         let now = Instant::now();
         // Before the queue is locked, because it looks into the store's own memory.
         let path = self.0.core.path(&change);
+        let limit = send_by.map(SendLimit::new);
         {
             let mut queue = self.0.queue.lock();
             // Only begins whose client can give up are refused; a finish always gets in.
-            if send_by.is_some()
-                && let Some(oldest) = queue.full_since(&change, now)
-            {
-                tracing::debug!(oldest_ms = oldest.as_millis(), "a begin was refused: too many wait");
+            if limit.is_some() && queue.is_full_for(&change, &path) {
+                tracing::debug!("a begin was refused: too many wait, of its tenant or of all");
                 return Err(StoreError::overloaded(C::KIND, OP));
             }
-            queue.push(Item { change, reply, queued_at: now, send_by }, path);
+            let item = Item { change, reply, queued_at: now, limit: limit.clone() };
+            queue.push(item, path);
             self.0.wake(&queue);
         }
         // The sender is dropped without a reply only by a panic, or with the runtime.
-        result.await.unwrap_or_else(|_| Err(StoreError::transient(C::KIND, OP, "the store gave no answer")))
+        let no_answer = || Err(StoreError::transient(C::KIND, OP, "the store gave no answer"));
+        reply_or_withdraw(result, limit, (C::KIND, OP)).await.unwrap_or_else(no_answer)
     }
 
     /// Returns how much was sent by flights.
@@ -243,30 +247,35 @@ async fn land<C: Committer>(shared: &CommitLanes<C>, batch: FlightBatch<C::Place
 async fn run_worker<C: Committer>(shared: Arc<CommitLanes<C>>) {
     loop {
         let news = shared.plain.notified();
+        let mut late = Vec::new();
         let taken = {
             let mut queue = shared.queue.lock();
             if queue.closed {
                 return;
             }
-            let taken = queue.take_plain(shared.waiting_max);
+            let taken = queue.take_plain(shared.waiting_max, Instant::now(), &mut late);
             if taken.is_some() && queue.has_plain() {
                 shared.plain.notify_one();
             }
             taken
         };
+        let has_late = !late.is_empty();
+        shared.drop_late(late);
         match taken {
             Some((item, wait)) => commit_plain(&shared, item, wait).await,
+            // Changes that were parked behind those that came too late may be queued now.
+            None if has_late => {}
             None => news.await,
         }
     }
 }
 
 /// Commits one change by the plain path and answers its caller.
-async fn commit_plain<C: Committer>(shared: &CommitLanes<C>, item: Item, wait: LockWait) {
+async fn commit_plain<C: Committer>(shared: &CommitLanes<C>, mut item: Item, wait: LockWait) {
     let id = item.change.id;
-    let outcome = match item.is_late(Instant::now()) {
-        true => Ok(PlainOutcome::Result(Err(unsent::<C>()))),
-        false => AssertUnwindSafe(shared.core.commit_plain(&item.change, wait)).catch_unwind().await,
+    let outcome = match item.claim(Instant::now()) {
+        true => AssertUnwindSafe(shared.core.commit_plain(&item.change, wait)).catch_unwind().await,
+        false => Ok(PlainOutcome::Result(Err(unsent::<C>()))),
     };
     let mut queue = shared.queue.lock();
     if wait == LockWait::Patient {

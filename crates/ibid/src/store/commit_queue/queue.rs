@@ -11,6 +11,9 @@ use ibid_core::scope::RecordId;
 use ibid_core::store::StoreError;
 use tokio::sync::oneshot;
 
+use super::begin_queues::{BeginQueue, TurnQueue};
+use crate::store::send_limit::SendLimit;
+
 /// A change that waits to be sent, and its caller.
 #[derive(Debug)]
 pub(in super::super) struct Item {
@@ -18,7 +21,7 @@ pub(in super::super) struct Item {
     pub(super) reply: oneshot::Sender<Result<Commit, StoreError>>,
     pub(super) queued_at: Instant,
     /// The change is dropped if it has not been sent by then: its client has given up.
-    pub(in super::super) send_by: Option<Instant>,
+    pub(super) limit: Option<SendLimit>,
 }
 
 /// The way by which a change is written.
@@ -40,12 +43,12 @@ pub(in super::super) enum Path<P> {
 pub(super) struct Queue<P> {
     /// Finishes go first, and are bounded by the number of attempts.
     finishes: VecDeque<(Item, P)>,
-    begins: VecDeque<Item>,
+    begins: BeginQueue,
     /// Releases, late finishes and changes that a flight could not write. They go first: their number is bounded by the attempts
     /// and flights, and one tenant's begins must not delay the finishes of others.
     plain: VecDeque<Item>,
     /// Begins that take the plain path, such as accepted requests with their bodies. Their clients can give up.
-    plain_begins: VecDeque<Item>,
+    plain_begins: TurnQueue,
     /// Plain changes whose row was locked at their first try.
     contended: VecDeque<Item>,
     /// Busy ids, each with the changes that are parked behind it.
@@ -84,9 +87,9 @@ impl<P> Default for Queue<P> {
     fn default() -> Queue<P> {
         Queue {
             finishes: VecDeque::new(),
-            begins: VecDeque::new(),
+            begins: BeginQueue::default(),
             plain: VecDeque::new(),
-            plain_begins: VecDeque::new(),
+            plain_begins: TurnQueue::default(),
             contended: VecDeque::new(),
             busy: HashMap::default(),
             flights: 0,
@@ -117,16 +120,19 @@ impl<P> Queue<P> {
         }
     }
 
-    /// Returns how long the oldest begin has waited, if `change` is a begin and too many of them wait.
-    pub(super) fn full_since(&self, change: &Change, now: Instant) -> Option<Duration> {
+    /// Returns whether `change` is a begin, and too many of those that take its path wait: of its tenant or of all, or behind
+    /// its id.
+    pub(super) fn is_full_for(&self, change: &Change, path: &Path<P>) -> bool {
         if change.expect != Expect::Absent {
-            return None;
+            return false;
         }
-        let parked = self.busy.get(&change.id).and_then(|parked| too_many(parked, PARKED_MAX));
-        let oldest = too_many(&self.begins, QUEUE_MAX)
-            .or_else(|| too_many(&self.plain_begins, QUEUE_MAX))
-            .or(parked.map(|(item, _)| item))?;
-        Some(now.saturating_duration_since(oldest.queued_at))
+        let tenant = change.draft.as_ref().map(|draft| &draft.identity.tenant);
+        let is_full = match path {
+            Path::Begin => self.begins.is_full_for(tenant, QUEUE_MAX),
+            Path::Plain => self.plain_begins.is_full_for(tenant, QUEUE_MAX),
+            Path::Finish(_) => false,
+        };
+        is_full || self.busy.get(&change.id).is_some_and(|parked| parked.len() >= PARKED_MAX)
     }
 
     /// Frees the id of a change that was written or given up, and queues the change that is parked behind it.
@@ -176,13 +182,13 @@ impl<P> Queue<P> {
         let mut bytes = 0;
         while batch.len() < BATCH_MAX && bytes < BATCH_BYTES_MAX {
             let finish = if has_finishes { self.finishes.pop_front() } else { None };
-            let Some((item, place)) = finish.map(|(item, place)| (item, Some(place))).or_else(|| {
+            let Some((mut item, place)) = finish.map(|(item, place)| (item, Some(place))).or_else(|| {
                 let begin = if has_begins { self.begins.pop_front() } else { None };
                 begin.map(|item| (item, None))
             }) else {
                 break;
             };
-            if item.is_late(now) {
+            if !item.claim(now) {
                 late.push(item);
                 continue;
             }
@@ -208,8 +214,14 @@ impl<P> Queue<P> {
     }
 
     /// Takes the next change of the plain path. At most `waiting_max` workers wait for row locks at once, so that others are
-    /// left for changes that need not wait.
-    pub(super) fn take_plain(&mut self, waiting_max: usize) -> Option<(Item, LockWait)> {
+    /// left for changes that need not wait. Begins that are too late are added to `late`.
+    pub(super) fn take_plain(
+        &mut self,
+        waiting_max: usize,
+        now: Instant,
+        late: &mut Vec<Item>,
+    ) -> Option<(Item, LockWait)> {
+        self.plain_begins.take_late(now, late);
         if self.waiting_workers < waiting_max
             && let Some(item) = self.contended.pop_front()
         {
@@ -229,20 +241,26 @@ impl<P> Queue<P> {
     }
 }
 
-/// Returns the first entry of a queue that has `max` or more.
-fn too_many<T>(queue: &VecDeque<T>, max: usize) -> Option<&T> {
-    queue.front().filter(|_| queue.len() >= max)
-}
-
 impl Item {
     /// Returns whether the change is a begin whose client can give up.
     fn may_be_dropped(&self) -> bool {
-        self.send_by.is_some()
+        self.limit.is_some()
     }
 
-    /// Returns whether the client of an unsent change has given up.
+    /// Returns whether the time of an unsent change is over.
     pub(super) fn is_late(&self, now: Instant) -> bool {
-        self.send_by.is_some_and(|by| by <= now)
+        self.limit.as_ref().is_some_and(|limit| limit.is_over(now))
+    }
+
+    /// Claims the change for sending. Returns `false` if it must not be sent, because it is too late for its client.
+    pub(super) fn claim(&mut self, now: Instant) -> bool {
+        self.limit.as_mut().is_none_or(|limit| limit.claim(now))
+    }
+
+    /// Returns the instant after which the change is not sent.
+    #[cfg(feature = "redis")]
+    pub(in super::super) fn send_by(&self) -> Option<Instant> {
+        self.limit.as_ref().map(SendLimit::send_by)
     }
 }
 
@@ -273,8 +291,8 @@ const PATIENCE: Duration = Duration::from_millis(25);
 /// Bytes of bodies in one flight, for the same reason as [`BATCH_MAX`]: four responses of the largest default size.
 const BATCH_BYTES_MAX: usize = 4 << 20;
 
-/// Begins that may wait. At 10,000 a second this is the default `begin_timeout` of work, so a later one would be dropped
-/// unsent anyway.
+/// Begins of one path that may wait, of all tenants. At 10,000 a second this is the default `begin_timeout` of work, so a later
+/// one would be dropped unsent anyway.
 const QUEUE_MAX: usize = 20_000;
 
 /// Begins that may be parked behind one id. Each gets the record of the one before it, so a thousand take seconds.
@@ -282,13 +300,15 @@ const PARKED_MAX: usize = 1000;
 
 #[cfg(test)]
 mod tests {
+    use ibid_core::scope::{Identity, Tenant};
     use ibid_testkit::contract::{TestRecord, fresh};
 
     use super::*;
 
     fn item(change: &Arc<Change>, send_by: Option<Instant>) -> Item {
         let (reply, _) = oneshot::channel();
-        Item { change: change.clone(), reply, queued_at: Instant::now(), send_by }
+        let limit = send_by.map(SendLimit::new);
+        Item { change: change.clone(), reply, queued_at: Instant::now(), limit }
     }
 
     fn begin() -> Arc<Change> {
@@ -329,14 +349,14 @@ mod tests {
     #[test]
     fn begins_are_passed_over_once() {
         let (mut queue, mut late) = (Queue::<()>::default(), Vec::new());
-        let begun = begin();
-        queue.push(item(&begun, None), Path::Begin);
+        let first = begin();
+        queue.push(item(&first, None), Path::Begin);
         for has_begin in [false, true] {
             for _ in 0..ALONE_MIN {
                 queue.push(item(&begin(), None), Path::Finish(()));
             }
             let flight = ids(&queue.take_flight(Instant::now(), &mut late));
-            assert_eq!(flight.contains(&begun.id), has_begin, "{} changes", flight.len());
+            assert_eq!(flight.contains(&first.id), has_begin, "{} changes", flight.len());
         }
     }
 
@@ -367,6 +387,21 @@ mod tests {
     }
 
     #[test]
+    fn late_begins_do_not_wait_behind_plain_changes() {
+        let (mut queue, mut late, now) = (Queue::<()>::default(), Vec::new(), Instant::now());
+        let (first, second) = (begin(), begin());
+        for change in [&first, &second] {
+            queue.push(item(change, None), Path::Plain);
+            queue.push(item(&begin(), Some(now)), Path::Plain);
+        }
+        let (taken, _) = queue.take_plain(1, now, &mut late).expect("a change");
+        assert_eq!((taken.change.id, late.len()), (first.id, 2));
+        let (taken, _) = queue.take_plain(1, now, &mut late).expect("a change");
+        assert_eq!((taken.change.id, late.len()), (second.id, 2));
+        assert!(queue.take_plain(1, now, &mut late).is_none());
+    }
+
+    #[test]
     fn few_changes_wait_for_a_large_flight() {
         let (mut queue, mut late) = (Queue::<()>::default(), Vec::new());
         for _ in 0..9 {
@@ -389,11 +424,92 @@ mod tests {
             queue.defer(item(&begin(), None));
         }
         queue.push(item(&begin(), None), Path::Plain);
-        let waits = |taken: Option<(Item, LockWait)>| taken.map(|(_, wait)| wait);
-        assert_eq!(waits(queue.take_plain(2)), Some(LockWait::Patient));
-        assert_eq!(waits(queue.take_plain(2)), Some(LockWait::Patient));
-        assert_eq!(waits(queue.take_plain(2)), Some(LockWait::Prompt));
-        assert_eq!(waits(queue.take_plain(2)), None);
+        let mut wait = || queue.take_plain(2, Instant::now(), &mut Vec::new()).map(|(_, wait)| wait);
+        let waits = [wait(), wait(), wait(), wait()];
+        let (patient, prompt) = (Some(LockWait::Patient), Some(LockWait::Prompt));
+        assert_eq!(waits, [patient, patient, prompt, None]);
+    }
+
+    /// A begin of a tenant.
+    fn begin_of(tenant: &str) -> Arc<Change> {
+        let mut change = Change::clone(&begin());
+        let draft = change.draft.as_mut().expect("a begin writes");
+        let tenant = Tenant::new(tenant).expect("a good name");
+        draft.identity = Arc::new(Identity { tenant, ..Identity::clone(&draft.identity) });
+        Arc::new(change)
+    }
+
+    /// Queues so many begins of a tenant, whose clients can give up.
+    fn flood(queue: &mut Queue<()>, tenant: &str, path: Path<()>, begins: usize) {
+        let begin = begin_of(tenant);
+        for _ in 0..begins {
+            let id = RecordId::from_bytes((queue.busy.len() as u128).to_be_bytes());
+            let change = Arc::new(Change { id, ..Change::clone(&begin) });
+            queue.push(item(&change, Some(Instant::now() + PATIENCE)), path);
+        }
+    }
+
+    #[test]
+    fn a_tenant_fills_half_of_a_queue_and_only_its_own() {
+        for (path, other_path) in [(Path::Begin, Path::Plain), (Path::Plain, Path::Begin)] {
+            let mut queue = Queue::<()>::default();
+            flood(&mut queue, "loud", path, QUEUE_MAX / 2 - 1);
+            assert!(!queue.is_full_for(&begin_of("loud"), &path));
+            flood(&mut queue, "loud", path, 1);
+            assert!(queue.is_full_for(&begin_of("loud"), &path));
+            assert!(!queue.is_full_for(&begin_of("calm"), &path), "half is left to others");
+            assert!(!queue.is_full_for(&begin_of("loud"), &other_path), "the paths are separate");
+            flood(&mut queue, "other", path, QUEUE_MAX / 2);
+            assert!(queue.is_full_for(&begin_of("calm"), &path), "the queue is full");
+            assert!(!queue.is_full_for(&begin_of("calm"), &other_path));
+            let release = Change { expect: Expect::Anything, ..Change::clone(&begin_of("loud")) };
+            assert!(!queue.is_full_for(&release, &path), "only begins are refused");
+        }
+    }
+
+    #[test]
+    fn a_tenant_has_room_again_once_its_begins_left() {
+        let (mut queue, mut late) = (Queue::<()>::default(), Vec::new());
+        flood(&mut queue, "loud", Path::Begin, QUEUE_MAX / 2);
+        flood(&mut queue, "loud", Path::Plain, QUEUE_MAX / 2);
+        for path in [Path::Begin, Path::Plain] {
+            assert!(queue.is_full_for(&begin_of("loud"), &path));
+        }
+        queue.take_flight(Instant::now(), &mut late);
+        queue.take_plain(1, Instant::now(), &mut late);
+        for path in [Path::Begin, Path::Plain] {
+            assert!(!queue.is_full_for(&begin_of("loud"), &path));
+        }
+    }
+
+    #[test]
+    fn an_only_tenant_may_fill_a_queue() {
+        let mut queue = Queue::<()>::default();
+        let only = Tenant::only();
+        for path in [Path::Begin, Path::Plain] {
+            flood(&mut queue, only.as_str(), path, QUEUE_MAX - 1);
+            assert!(!queue.is_full_for(&begin_of(only.as_str()), &path));
+            flood(&mut queue, only.as_str(), path, 1);
+            assert!(queue.is_full_for(&begin_of(only.as_str()), &path));
+        }
+    }
+
+    #[test]
+    fn tenants_take_turns_with_plain_begins() {
+        let mut queue = Queue::<()>::default();
+        flood(&mut queue, "loud", Path::Plain, 100);
+        let calm = [begin_of("calm"), begin_of("calm")];
+        for change in &calm {
+            queue.push(item(change, Some(Instant::now() + PATIENCE)), Path::Plain);
+        }
+        let taken: Vec<RecordId> = (0..102)
+            .filter_map(|_| queue.take_plain(1, Instant::now(), &mut Vec::new()))
+            .map(|(item, _)| item.change.id)
+            .collect();
+        let places = calm.map(|change| taken.iter().position(|id| *id == change.id));
+        assert_eq!(places, [Some(1), Some(3)]);
+        assert_eq!(taken.len(), 102);
+        assert!(!queue.has_plain());
     }
 
     #[test]
@@ -406,9 +522,10 @@ mod tests {
         queue.push(item(&release, None), Path::Plain);
         queue.divert(item(&diverted, Some(now + PATIENCE)));
         queue.defer(item(&contended, None));
+        let mut take = || queue.take_plain(1, now, &mut Vec::new()).map(|(item, _)| item.change.id);
         for next in [&contended, &release, &diverted] {
-            assert_eq!(queue.take_plain(1).map(|(item, _)| item.change.id), Some(next.id));
+            assert_eq!(take(), Some(next.id));
         }
-        assert!(queue.take_plain(1).is_some() && queue.has_plain(), "then the begins");
+        assert!(take().is_some() && queue.has_plain(), "then the begins");
     }
 }

@@ -15,8 +15,8 @@ use ibid_core::store::{
 use ibid_core::time::Timestamp;
 
 use super::connection::MysqlConnection;
-use super::failure::{self, store_error};
-use super::read::{ListPosition, next_position, statement};
+use super::error::{self, store_error};
+use super::read::{ListPosition, next_position, read_rows_of, statement};
 use super::row::{self, DbRow};
 use super::{KIND, MysqlCore, policies};
 
@@ -113,9 +113,9 @@ impl MysqlCore {
             ];
             let rows = read_slowly(&mut connection, OP, &statement(OP, sql, &params)?).await?;
             let learnt = policies::learn(&self.policies, &mut connection, row::policies_of(&rows)).await;
-            learnt.map_err(|error| store_error(OP, error))?;
+            let policies = learnt.map_err(|error| store_error(OP, error))?;
             let next = next_position(OP, &rows, missing)?;
-            records.extend(self.read_rows_of(OP, &rows, missing));
+            records.extend(read_rows_of(OP, &policies, &rows, missing));
             // Full, or the last piece.
             let Some(end) = end.filter(|_| next.is_none()) else { return Ok(Page { items: records, next }) };
             from = ListPosition { at: 0, id: end };
@@ -241,7 +241,7 @@ pub(super) async fn read_slowly(
     text: &str,
 ) -> Result<Vec<DbRow>, StoreError> {
     let text = limit_time(text, connection.server.is_mariadb);
-    connection.run(&text).await.map_err(|error| match failure::is_timeout(&error) {
+    connection.run(&text).await.map_err(|error| match error::is_timeout(&error) {
         true => StoreError::lasting(KIND, op, MysqlTooSlow),
         false => store_error(op, error),
     })

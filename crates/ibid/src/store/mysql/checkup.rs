@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use bytes::Bytes;
+use ibid_core::effect::OPERATOR_STATE_CODES;
 use ibid_core::record::State;
 use ibid_core::sql::Param;
 use mysql_async::Error;
@@ -11,10 +12,8 @@ use super::connection::MysqlConnection;
 use super::open::{self, MysqlVariables};
 use super::row::{self, DbRow};
 use super::target::MysqlTarget;
-use super::{MysqlOpenError, failure, literal, migrate};
-use crate::store::checkup::{
-    Checkup, ClockGap, OpenCases, Role, Schema, Setting, Standby, Standbys, effects_for_operators,
-};
+use super::{MysqlOpenError, error, literal, migrate};
+use crate::store::checkup::{Checkup, ClockGap, OpenCases, Role, Schema, Setting, Standby, Standbys};
 use crate::store::clock::Clock;
 use crate::store::run_times::{POLICIES_MAX, RunRow, RunSampler, RunTimes, SAMPLE_MAX};
 
@@ -96,7 +95,7 @@ async fn standbys(connection: &mut MysqlConnection, sees_following: bool) -> Res
     // Without the privilege `process` a user sees only its own sessions, and is not told so; this question is refused then.
     let sees_sessions = match connection.run(include_str!("sql/process_privilege.sql")).await {
         Ok(_) => true,
-        Err(error) if failure::is_forbidden(&error) => connection.recover().await.map(|()| false)?,
+        Err(error) if error::is_forbidden(&error) => connection.recover().await.map(|()| false)?,
         Err(error) => return Err(error),
     };
     let monitor = if connection.server.is_mariadb { "slave monitor" } else { "replication client" };
@@ -124,7 +123,7 @@ async fn setting(connection: &mut MysqlConnection, name: &str) -> Result<Option<
 
 /// Counts what waits for an operator, through indexes.
 async fn open_cases(connection: &mut MysqlConnection) -> Result<OpenCases, Error> {
-    let [effect_unknown, effect_dead] = effects_for_operators().map(Param::I64);
+    let [effect_unknown, effect_dead] = OPERATOR_STATE_CODES.map(Param::I64);
     let [.., unknown] = State::WAITING.map(|state| Param::I64(i64::from(state.code())));
     let params = [effect_unknown, effect_dead, unknown];
     let rows = ask(connection, include_str!("sql/open_cases.sql"), &params).await?;

@@ -11,7 +11,7 @@ use mysql_async::{Conn, Error, IoError, Row};
 use tokio::time::timeout;
 
 use super::row::DbRow;
-use super::{failure, literal};
+use super::{error, literal};
 use crate::store::policy_cache::TrustedPolicies;
 
 /// A connection whose session has ibid's settings.
@@ -70,7 +70,7 @@ impl MysqlConnection {
     pub(super) async fn run(&mut self, text: &str) -> Result<Vec<DbRow>, Error> {
         let result = self.send(text).await;
         if let Err(error) = &result
-            && failure::is_session_sound(error)
+            && error::is_session_sound(error)
             // The first failure counts. If the rollback fails, the connection stays unsound.
             && self.send("rollback").await.is_ok()
         {
@@ -143,7 +143,7 @@ impl MysqlConnection {
         };
         // An error of the server is its whole reply. After any other, part of a reply may be unread.
         self.is_reply_owed = !matches!(result, Ok(_) | Err(Error::Server(_)));
-        self.is_sound = result.is_ok() || result.as_ref().is_err_and(failure::is_session_sound);
+        self.is_sound = result.is_ok() || result.as_ref().is_err_and(error::is_session_sound);
         result
     }
 }
@@ -170,7 +170,7 @@ impl MysqlStoreTx<'_> {
     async fn rows(&mut self, statement: &Statement, params: &[Param<'_>]) -> Result<Vec<DbRow>, SqlError> {
         let text = literal::statement(statement.text, params)?;
         // Not `run`: the owner of the transaction rolls it back.
-        self.0.send(&text).await.map_err(failure::sql_error)
+        self.0.send(&text).await.map_err(error::sql_error)
     }
 }
 

@@ -26,7 +26,7 @@ impl CopyStore for MysqlCore {
     }
 
     fn check(&self, rows: Vec<CopyRow>) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async move { copy::check_bytes(self, copy::largest_param(&rows)).await })
+        Box::pin(copy::check(self, rows))
     }
 
     fn import(&self, fence: SettingFence, rows: Vec<CopyRow>) -> BoxFuture<'_, Result<(), StoreError>> {

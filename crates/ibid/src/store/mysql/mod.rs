@@ -31,8 +31,8 @@ mod browse;
 mod checkup;
 mod connection;
 mod copy;
+mod error;
 mod evidence;
-mod failure;
 mod hot;
 mod literal;
 mod migrate;
@@ -44,7 +44,7 @@ mod read;
 mod read_only_query;
 mod reap;
 mod row;
-mod sql_side;
+mod sql_store;
 mod target;
 mod tls;
 
@@ -139,6 +139,11 @@ impl MysqlStore {
     /// # Errors
     ///
     /// Fails if the server is not one that ibid may write to, or its tables are not those of this program.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`MysqlStore::migrate`], if the options allow it to create or upgrade the tables. Otherwise it changes
+    /// nothing.
     pub async fn open(url: &str, options: MysqlOptions) -> Result<MysqlStore, MysqlOpenError> {
         let target = Arc::new(MysqlTarget::new(url, options)?);
         open::prepare(&target).await?;
@@ -153,6 +158,11 @@ impl MysqlStore {
     /// # Errors
     ///
     /// Fails if the server cannot be used, or a lock on a table cannot be had within about a minute.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes the connection. Steps before are taken; of the step in flight, some statements may have
+    /// run, and the server may finish the one that it has. Call it again: every statement can be repeated.
     pub async fn migrate(url: &str, options: MysqlOptions) -> Result<Migration, MysqlOpenError> {
         let target = MysqlTarget::new(url, MysqlOptions { migrate: true, upgrade: true, ..options })?;
         let before = open::schema(&target).await?;
@@ -165,6 +175,10 @@ impl MysqlStore {
     /// # Errors
     ///
     /// Fails if the server cannot be used, or the tables are not ibid's.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
     pub async fn schema(url: &str, options: MysqlOptions) -> Result<u32, MysqlOpenError> {
         open::schema(&MysqlTarget::new(url, options)?).await
     }
@@ -174,6 +188,10 @@ impl MysqlStore {
     /// # Errors
     ///
     /// Fails if no server answers.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
     #[doc(hidden)]
     pub async fn checkup(url: &str, options: MysqlOptions) -> Result<Checkup, MysqlOpenError> {
         checkup::look(&MysqlTarget::new(url, options)?).await
@@ -185,6 +203,10 @@ impl MysqlStore {
     /// # Errors
     ///
     /// Fails if the server cannot be reached or refuses the statement.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads. `on_row` may have been called for some rows.
     #[doc(hidden)]
     pub async fn read_rows(
         url: &str,

@@ -3,7 +3,7 @@
 use mysql_async::Error;
 
 use super::connection::{MysqlConnection, ServerFacts, Variables};
-use super::failure::{self, MysqlFailureReach};
+use super::error::{self, MysqlFailureReach};
 use super::migrate;
 use super::row::DbRow;
 use super::target::MysqlTarget;
@@ -51,8 +51,8 @@ pub enum MysqlOpenError {
     },
     /// The server is a node of a Galera cluster.
     #[error(
-        "MySQL at `{place}` is a node of a Galera cluster (`wsrep_on = ON`): its nodes take no row locks from each other, so \
-         two of them could run one key"
+        "MySQL at `{place}` is a node of a Galera cluster (`wsrep_on` or `wsrep_provider` is set): its nodes take no row locks \
+         from each other, so two of them could run one key"
     )]
     Galera {
         /// Address of the server.
@@ -220,12 +220,16 @@ impl MysqlVariables<'_> {
         (version < least).then_some(text)
     }
 
+    /// Returns whether the server is, or may become, a node of a Galera cluster. On Percona XtraDB Cluster 8 only sessions have
+    /// `wsrep_on`, so the global variables show nothing but the provider.
     pub(super) fn is_galera(&self) -> bool {
-        self.is_on("wsrep_on")
+        self.is_on("wsrep_on") || !matches!(self.get("wsrep_provider"), "" | "none")
     }
 
+    /// Returns whether the server takes no writes of ibid. Newer versions of MariaDB have further values of `read_only` besides `ON`.
     pub(super) fn is_read_only(&self) -> bool {
-        ["read_only", "super_read_only", "innodb_read_only"].into_iter().any(|name| self.is_on(name))
+        let names = ["read_only", "super_read_only", "innodb_read_only"];
+        names.into_iter().any(|name| !matches!(self.get(name), "" | "OFF" | "0"))
     }
 
     pub(super) fn logs_statements(&self) -> bool {
@@ -260,7 +264,7 @@ pub(super) async fn follows(connection: &mut MysqlConnection) -> Result<Option<b
     let all = if connection.server.is_mariadb { "all replicas" } else { "replica" };
     match connection.run(&format!("show {all} status")).await {
         Ok(rows) => Ok(Some(!rows.is_empty())),
-        Err(error) if failure::is_forbidden(&error) => connection.recover().await.map(|()| None),
+        Err(error) if error::is_forbidden(&error) => connection.recover().await.map(|()| None),
         Err(error) => Err(error),
     }
 }
@@ -308,7 +312,7 @@ pub(super) async fn schema(target: &MysqlTarget) -> Result<u32, MysqlOpenError> 
 /// Returns the error for a connection that failed.
 pub(super) fn unreachable(target: &MysqlTarget, error: Error) -> MysqlOpenError {
     let shown = target.shown();
-    match failure::is_refusal(&error) {
+    match error::is_refusal(&error) {
         true => MysqlOpenError::Refused { place: shown, source: error.into() },
         false => MysqlOpenError::Unreachable { place: shown, source: error.into() },
     }
@@ -316,7 +320,7 @@ pub(super) fn unreachable(target: &MysqlTarget, error: Error) -> MysqlOpenError 
 
 /// Returns the error for a statement that failed while opening.
 pub(super) fn open_error(target: &MysqlTarget, error: Error) -> MysqlOpenError {
-    match failure::reach(&error) {
+    match error::reach(&error) {
         MysqlFailureReach::Moment => unreachable(target, error),
         _ => MysqlOpenError::Failed { place: target.shown(), source: error.into() },
     }
@@ -356,6 +360,39 @@ mod tests {
         }
         let server = variables(&[("version", "8.0.40-31")]);
         assert_eq!(MysqlVariables(&server).software(), "MySQL 8.0.40");
+    }
+
+    #[test]
+    fn a_cluster_node_is_known_by_its_global_variables() {
+        for (pairs, is_node) in [
+            (&[][..], false),
+            // MariaDB without a cluster.
+            (&[("wsrep_on", "OFF"), ("wsrep_provider", "none")], false),
+            (&[("wsrep_on", "ON"), ("wsrep_provider", "none")], true),
+            (&[("wsrep_provider", "")], false),
+            // Percona XtraDB Cluster 8 lists no global `wsrep_on`.
+            (&[("wsrep_provider", "/usr/lib/galera4/libgalera_smm.so")], true),
+        ] {
+            assert_eq!(MysqlVariables(&variables(pairs)).is_galera(), is_node, "{pairs:?}");
+        }
+    }
+
+    #[test]
+    fn a_server_takes_writes_only_with_read_only_off() {
+        for (value, is_read_only) in [
+            ("OFF", false),
+            ("0", false),
+            ("", false),
+            ("ON", true),
+            ("1", true),
+            ("NO_LOCK", true),
+            ("NO_LOCK_NO_ADMIN", true),
+        ] {
+            for name in ["read_only", "super_read_only", "innodb_read_only"] {
+                let server = variables(&[(name, value)]);
+                assert_eq!(MysqlVariables(&server).is_read_only(), is_read_only, "{name} = {value}");
+            }
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use ibid_core::sql::{Param, SqlError, SqlTx, Statement};
 use ibid_core::store::StoreError;
 
 use super::connection::{MysqlConnection, MysqlStoreTx};
-use super::failure::{self, MysqlFailureReach};
+use super::error::{self, MysqlFailureReach};
 use super::{KIND, MysqlCore, policies};
 use crate::record_sql::{self, WriteOptions};
 use crate::store::commit_queue::{LockWait, PlainOutcome};
@@ -41,7 +41,7 @@ impl MysqlCore {
                 PlainOutcome::Result(Err(error))
             }
             Ok(outcome) => outcome,
-            Err(error) => match failure::reach_of_sql(&error) {
+            Err(error) => match error::reach_of_sql(&error) {
                 MysqlFailureReach::Contended if wait == LockWait::Prompt => PlainOutcome::Contended,
                 // It was rolled back.
                 MysqlFailureReach::Contended => {
@@ -70,7 +70,7 @@ impl MysqlCore {
             Some(draft) => {
                 let numbered = self.policies.number(&draft.policy);
                 let stored = policies::ensure_stored(connection, std::slice::from_ref(&numbered)).await;
-                stored.map_err(failure::sql_error)?;
+                stored.map_err(error::sql_error)?;
                 numbered.digest
             }
         };
@@ -79,7 +79,7 @@ impl MysqlCore {
                 tokio::time::sleep(PAUSE * (1 << tries)).await;
             }
             let is_last = tries + 1 == TRIES_MAX;
-            connection.begin().await.map_err(failure::sql_error)?;
+            connection.begin().await.map_err(error::sql_error)?;
             let tried = self.apply_all(connection, change, policy, wait).await;
             let end = if matches!(tried, Ok(MysqlTryOutcome::Done(_))) { "commit" } else { "rollback" };
             // After a failure the transaction is rolled back as well: a lock wait alone would leave it open, and the next
@@ -87,7 +87,7 @@ impl MysqlCore {
             let ended = connection.end(end).await;
             let result = match tried? {
                 MysqlTryOutcome::Done(stamp) => {
-                    ended.map_err(failure::sql_error)?;
+                    ended.map_err(error::sql_error)?;
                     Ok(Commit::Done(stamp))
                 }
                 MysqlTryOutcome::Conflict(stored) => Ok(Commit::Conflict(stored)),
@@ -115,7 +115,7 @@ impl MysqlCore {
     ) -> Result<MysqlTryOutcome, SqlError> {
         let before = match change.expect {
             Expect::Anything => None,
-            _ => match self.load_on(connection, change.id).await.map_err(failure::sql_error)? {
+            _ => match self.load_on(connection, change.id).await.map_err(error::sql_error)? {
                 Ok(stored) => stored,
                 // The row that keeps it from being written cannot be read.
                 Err(reason) => return Ok(MysqlTryOutcome::Unreadable(reason.0)),

@@ -1,6 +1,6 @@
 //! Policies in the database: stored before the first record that names them.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -11,18 +11,17 @@ use mysql_async::{Error, Value};
 use super::connection::MysqlConnection;
 use super::literal;
 use super::row::integer;
-use crate::store::policy_cache::{NumberedPolicy, PolicyCache};
+use crate::store::policy_cache::{NumberedPolicy, PolicyCache, RowPolicies};
 
-/// Reads those of the policies that are not known yet.
+/// Returns the policies that rows name, and reads those that are not known yet.
 pub(super) async fn learn(
     policies: &PolicyCache,
     connection: &mut MysqlConnection,
     named: impl Iterator<Item = i64>,
-) -> Result<(), Error> {
-    let named: HashSet<i64> = named.collect();
-    let unread = policies.unread(&named);
+) -> Result<RowPolicies, Error> {
+    let (mut found, unread) = policies.look_up(named);
     if unread.is_empty() {
-        return Ok(());
+        return Ok(found);
     }
     let mut text = include_str!("sql/policy_load.sql").trim_end().to_owned();
     push_list(&mut text, unread.iter(), |text, digest| literal::push_i64(text, *digest));
@@ -32,8 +31,8 @@ pub(super) async fn learn(
         [digest, Value::Bytes(data)] => Some((integer(digest)?, Policy::from_bytes(data)?)),
         _ => None,
     });
-    policies.learn(&named, read);
-    Ok(())
+    policies.learn(&mut found, read);
+    Ok(found)
 }
 
 /// Stores those of `policies` that `connection` does not know to be stored, in their own transaction. A record that names a

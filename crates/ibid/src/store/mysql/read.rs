@@ -15,9 +15,10 @@ use mysql_async::Error;
 
 use super::batch::RowSource;
 use super::connection::MysqlConnection;
-use super::failure::{self, MysqlFailureReach, store_error};
+use super::error::{self, MysqlFailureReach, store_error};
 use super::row::{self, DbRow};
 use super::{KIND, MysqlCore, literal, policies};
+use crate::store::policy_cache::RowPolicies;
 
 impl MysqlCore {
     pub(super) async fn load(&self, id: RecordId) -> Result<Option<StoredRecord>, StoreError> {
@@ -37,8 +38,8 @@ impl MysqlCore {
         // The statement has no other parameter.
         let text = literal::statement(LOAD, &params).unwrap_or_default();
         let rows = connection.run(&text).await?;
-        policies::learn(&self.policies, connection, row::policies_of(&rows)).await?;
-        Ok(rows.first().map(|row| row::read_stored(&self.policies, row)).transpose())
+        let policies = policies::learn(&self.policies, connection, row::policies_of(&rows)).await?;
+        Ok(rows.first().map(|row| row::read_stored(&policies, row)).transpose())
     }
 
     /// Returns one page of due records. The page may be shorter than `limit` and still have a next one, if some of its rows
@@ -63,11 +64,10 @@ impl MysqlCore {
             let mut connection = self.pools.short(OP).await?;
             let failed = |error| store_error(OP, error);
             let rows = connection.run(&text).await.map_err(failed)?;
-            policies::learn(&self.policies, &mut connection, row::policies_of(&rows))
-                .await
-                .map_err(failed)?;
+            let learnt = policies::learn(&self.policies, &mut connection, row::policies_of(&rows)).await;
+            let policies = learnt.map_err(failed)?;
             let next = next_position(OP, &rows, limit)?;
-            let page = Page { items: self.read_rows_of(OP, &rows, limit), next };
+            let page = Page { items: read_rows_of(OP, &policies, &rows, limit), next };
             match page.next.as_ref() {
                 // All of them are unreadable: they must not hide those behind them.
                 Some(next) if page.items.is_empty() => from = ListPosition::parse(OP, next)?,
@@ -75,17 +75,6 @@ impl MysqlCore {
             }
         }
         Ok(Page { items: Vec::new(), next: Some(from.cursor()) })
-    }
-
-    /// Reads the records of the first `limit` rows that can be read, and logs that others cannot.
-    pub(super) fn read_rows_of(&self, op: &'static str, rows: &[DbRow], limit: u32) -> Vec<StoredRecord> {
-        let rows = &rows[..rows.len().min(limit as usize)];
-        let (records, unreadable) = row::readable(&self.policies, rows);
-        if let Some((record, reason)) = unreadable {
-            let count = rows.len() - records.len();
-            tracing::error!(op, count, %record, reason = reason.0, "records can't be read and are left out");
-        }
-        records
     }
 
     pub(super) async fn renew_leases(
@@ -151,6 +140,22 @@ impl MysqlCore {
     }
 }
 
+/// Reads the records of the first `limit` rows that can be read, and logs that others cannot.
+pub(super) fn read_rows_of(
+    op: &'static str,
+    policies: &RowPolicies,
+    rows: &[DbRow],
+    limit: u32,
+) -> Vec<StoredRecord> {
+    let rows = &rows[..rows.len().min(limit as usize)];
+    let (records, unreadable) = row::readable(policies, rows);
+    if let Some((record, reason)) = unreadable {
+        let count = rows.len() - records.len();
+        tracing::error!(op, count, %record, reason = reason.0, "records can't be read and are left out");
+    }
+    records
+}
+
 /// Runs work on a connection for short statements, and again after a deadlock or a lock wait, both of which leave nothing
 /// written. (A function would take an async closure, whose future is not known to be `Send`.)
 macro_rules! retrying {
@@ -162,7 +167,7 @@ macro_rules! retrying {
             match $work.await {
                 Ok(done) => break Ok(done),
                 Err(error) if retries.may_follow(&error).await => {}
-                Err(error) => break Err($crate::store::mysql::failure::store_error($op, error)),
+                Err(error) => break Err($crate::store::mysql::error::store_error($op, error)),
             }
         }
     }};
@@ -178,7 +183,7 @@ impl Retries {
     /// Waits for a moment and returns `true` if the work may be repeated.
     pub(super) async fn may_follow(&mut self, error: &Error) -> bool {
         self.0 += 1;
-        let may_follow = self.0 < TRIES_MAX && failure::reach(error) == MysqlFailureReach::Contended;
+        let may_follow = self.0 < TRIES_MAX && error::reach(error) == MysqlFailureReach::Contended;
         if may_follow {
             tokio::time::sleep(PAUSE * self.0).await;
         }

@@ -3,7 +3,7 @@
 use mysql_async::{Error, Value};
 
 use super::target::MysqlTarget;
-use super::{MysqlOpenError, failure, open};
+use super::{MysqlOpenError, error, open};
 use crate::store::read_only_query::{ReadOnlyQueryError, RowCallback};
 
 /// Passes each row of `sql` to `on_row` and returns the column names.
@@ -41,7 +41,7 @@ fn text(value: &Value) -> Option<String> {
 fn query_error(error: Error) -> ReadOnlyQueryError<MysqlOpenError> {
     match &error {
         Error::Server(server)
-            if failure::reach(&error) != failure::MysqlFailureReach::Moment || server.code == 1792 =>
+            if error::reach(&error) != error::MysqlFailureReach::Moment || server.code == 1792 =>
         {
             ReadOnlyQueryError::Refused(server.message.clone())
         }

@@ -10,7 +10,7 @@ use mysql_async::Error;
 
 use super::batch::{self, RowSource};
 use super::connection::MysqlConnection;
-use super::failure::{self, MysqlFailureReach};
+use super::error::{self, MysqlFailureReach};
 use super::read::{ListPosition, retrying, statement};
 use super::row::{self, DbRow};
 use super::{MysqlCore, literal};
@@ -241,8 +241,7 @@ const NO_ID: ibid_core::scope::RecordId = ListPosition::START.id;
 /// Returns whether it failed because of one of its rows, so that others may go.
 fn is_of_one_row(error: &StoreError) -> bool {
     let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<Error>());
-    source
-        .is_some_and(|error| failure::is_held(error) || failure::reach(error) == MysqlFailureReach::Contended)
+    source.is_some_and(|error| error::is_held(error) || error::reach(error) == MysqlFailureReach::Contended)
 }
 
 const OP: &str = "reap";

@@ -13,13 +13,13 @@ use ibid_core::time::Timestamp;
 use mysql_async::Value;
 
 use super::KIND;
-use crate::store::policy_cache::PolicyCache;
+use crate::store::policy_cache::RowPolicies;
 
 /// The values of one row. The text protocol returns numbers as digits.
 pub(super) type DbRow = Vec<Value>;
 
-/// Reads the record of a row, with its response. Its policy must be in the cache.
-pub(super) fn read_stored(policies: &PolicyCache, row: &DbRow) -> Result<StoredRecord, UnreadableRow> {
+/// Reads the record of a row, with its response.
+pub(super) fn read_stored(policies: &RowPolicies, row: &DbRow) -> Result<StoredRecord, UnreadableRow> {
     let now = row.get(NOW).and_then(integer).ok_or(UnreadableRow("no instant"))?;
     let policy = |digest| policies.get(digest).ok_or(UnreadableRow("a policy that is not there"));
     let (record, response) = read_record(&mut MysqlCells(row.iter()), policy)?;
@@ -28,7 +28,7 @@ pub(super) fn read_stored(policies: &PolicyCache, row: &DbRow) -> Result<StoredR
 
 /// Reads the records that this program can read. Returns also the id of the first unreadable row and the reason.
 pub(super) fn readable(
-    policies: &PolicyCache,
+    policies: &RowPolicies,
     rows: &[DbRow],
 ) -> (Vec<StoredRecord>, Option<(String, UnreadableRow)>) {
     let (mut records, mut unreadable) = (Vec::with_capacity(rows.len()), None);

@@ -75,13 +75,13 @@ fn shown(opts: &Opts) -> String {
 fn parse_url(url: &str, options: &mut MysqlOptions) -> Result<Opts, MysqlOpenError> {
     let bad = || MysqlOpenError::BadUrl;
     let (base, query) = url.split_once('?').unwrap_or((url, ""));
-    let mut wish = tls::MysqlWish::default();
+    let mut tls_options = tls::MysqlTlsOptions::default();
     for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
         match parameter.split_once('=').ok_or_else(bad)? {
             ("hot_path", value) => options.hot_path = value.parse().map_err(|_| bad())?,
             ("durability", "weak") => options.accept_weak_durability = true,
             ("connections_max", value) => options.connections_max = value.parse().map_err(|_| bad())?,
-            (name, value) if wish.take(name, value)? => {}
+            (name, value) if tls_options.take(name, value)? => {}
             _ => return Err(bad()),
         }
     }
@@ -89,7 +89,7 @@ fn parse_url(url: &str, options: &mut MysqlOptions) -> Result<Opts, MysqlOpenErr
     if opts.db_name().is_none() {
         return Err(bad());
     }
-    wish.fulfil(opts)
+    tls_options.apply_to(opts)
 }
 
 /// Longest wait for a connection. A slower server is as good as down; a begin waits no longer than 2 s in all.

@@ -9,13 +9,13 @@ use super::MysqlOpenError;
 
 /// The TLS parameters of a URL.
 #[derive(Debug, Default)]
-pub(super) struct MysqlWish {
+pub(super) struct MysqlTlsOptions {
     is_required: bool,
     /// A file of certificates to trust instead of the built-in ones.
     roots: Option<String>,
 }
 
-impl MysqlWish {
+impl MysqlTlsOptions {
     /// Takes `ssl-mode` or `ssl-ca`; anything else is not about TLS.
     pub(super) fn take(&mut self, name: &str, value: &str) -> Result<bool, MysqlOpenError> {
         match (name, value.to_ascii_lowercase().as_str()) {
@@ -28,8 +28,8 @@ impl MysqlWish {
         Ok(true)
     }
 
-    /// Sets the mode of the driver.
-    pub(super) fn fulfil(self, opts: Opts) -> Result<Opts, MysqlOpenError> {
+    /// Sets the mode of TLS in the options of the driver.
+    pub(super) fn apply_to(self, opts: Opts) -> Result<Opts, MysqlOpenError> {
         if self.is_required { with_tls(opts, self.roots) } else { Ok(opts) }
     }
 }

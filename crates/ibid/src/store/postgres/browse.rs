@@ -18,7 +18,7 @@ use tokio_postgres::types::Type;
 use super::connection::Param;
 use super::count::{COUNTED_MAX, SMALL_TABLE};
 use super::failure::store_error;
-use super::read::{DuePosition, get, next_position};
+use super::read::{DuePosition, get, next_position, read_rows_of};
 use super::row::{self, SqlId};
 use super::{KIND, StoreCore, policies};
 use crate::store::server_pools::PoolTarget;
@@ -183,9 +183,9 @@ impl StoreCore {
             ];
             let rows = reader.query(OP, order.sql(), &params).await?;
             let learnt = policies::learn(&self.policies, reader.connection(), row::policies_of(&rows)).await;
-            learnt.map_err(|error| store_error(OP, error))?;
+            let policies = learnt.map_err(|error| store_error(OP, error))?;
             let next = next_position(OP, &rows, missing)?;
-            records.extend(self.read_rows_of(OP, &rows, missing));
+            records.extend(read_rows_of(OP, &policies, &rows, missing));
             // Full, or the last piece.
             let Some(end) = end.filter(|_| next.is_none()) else {
                 return Ok(Page { items: records, next });

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use ibid_core::effect::OPERATOR_STATE_CODES;
 use tokio_postgres::types::{FromSqlOwned, Type};
 use tokio_postgres::{Error, Row};
 
@@ -12,7 +13,6 @@ use super::target::Target;
 use super::{PostgresOpenError, migrate, open};
 use crate::store::checkup::{
     Checkup, ClockGap, OpenCases, Pooler, Role, Schema, ServerTuning, Setting, Standby, Standbys,
-    effects_for_operators,
 };
 use crate::store::clock::Clock;
 use crate::store::run_times::{POLICIES_MAX, RunRow, RunSampler, RunTimes, SAMPLE_MAX};
@@ -140,7 +140,7 @@ async fn open_cases(connection: &Connection) -> Result<OpenCases, Error> {
     connection.run(include_str!("sql/open_slow.sql")).await?;
     let waiting = waiting_codes();
     let records = connection.query_once(COUNT_WAITING, &waiting_params(&waiting, &i64::MAX)).await?;
-    let [unknown, dead] = effects_for_operators();
+    let [unknown, dead] = OPERATOR_STATE_CODES;
     let params: [Param<'_>; 2] = [(&unknown, Type::INT8), (&dead, Type::INT8)];
     let effects = connection.query_once(include_str!("sql/effects.sql"), &params).await?;
     connection.run("commit").await?;

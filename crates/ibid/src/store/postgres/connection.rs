@@ -33,6 +33,8 @@ pub(super) struct Connection {
     /// Types of the arrays that `flight.sql` takes.
     row_types: OnceCell<[Type; 2]>,
     policies: Mutex<TrustedPolicies>,
+    /// Time of the last check that the server keeps what it commits.
+    checked_at: Mutex<Instant>,
     /// A warning came: a commit before it may not be as durable as it should be.
     warned: Arc<AtomicBool>,
     /// The pool must not hand this connection out again.
@@ -58,6 +60,7 @@ impl Connection {
             has_settings: AtomicBool::new(false),
             row_types: OnceCell::new(),
             policies: Mutex::default(),
+            checked_at: Mutex::new(Instant::now()),
             warned,
             spoilt: AtomicBool::new(false),
             unanswered: AtomicUsize::new(0),
@@ -174,6 +177,16 @@ impl Connection {
     /// Notes that these policies are stored.
     pub(super) fn trust_policies(&self, digests: impl IntoIterator<Item = i64>) {
         self.policies.lock().trust(digests, Instant::now());
+    }
+
+    /// Returns when the server was last seen to keep what it commits.
+    pub(super) fn checked_at(&self) -> Instant {
+        *self.checked_at.lock()
+    }
+
+    /// Notes that the server was seen to keep what it commits.
+    pub(super) fn set_checked_at(&self, at: Instant) {
+        *self.checked_at.lock() = at;
     }
 
     /// Forgets warnings of earlier statements.

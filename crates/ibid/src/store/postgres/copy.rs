@@ -26,6 +26,10 @@ impl CopyStore for StoreCore {
         Box::pin(copy::export(self, part, after, limit))
     }
 
+    fn check(&self, rows: Vec<CopyRow>) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(copy::check(self, rows))
+    }
+
     fn import(&self, fence: SettingFence, rows: Vec<CopyRow>) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(copy::import(self, fence, rows))
     }

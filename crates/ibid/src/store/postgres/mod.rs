@@ -138,6 +138,11 @@ impl PostgresStore {
     /// # Errors
     ///
     /// Fails if the server is not one that ibid may write to, or its tables are not those of this program.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`PostgresStore::migrate`], if the options allow it to create or upgrade the tables. Otherwise it changes
+    /// nothing.
     pub async fn open(url: &str, options: PostgresOptions) -> Result<PostgresStore, PostgresOpenError> {
         let target = Arc::new(Target::new(url, options)?);
         open::prepare(&target).await?;
@@ -153,6 +158,12 @@ impl PostgresStore {
     /// # Errors
     ///
     /// Fails if the server cannot be used, or a lock on a table cannot be had within about a minute.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes the connection. Steps before are taken; the transaction in flight is applied as a whole or
+    /// not at all, and an index that was being built may be left invalid. Call it again: it takes the rest, and builds such
+    /// an index anew.
     pub async fn migrate(url: &str, options: PostgresOptions) -> Result<Migration, PostgresOpenError> {
         let target = Target::new(url, PostgresOptions { migrate: true, upgrade: true, ..options })?;
         let before = open::schema(&target).await?;
@@ -165,6 +176,10 @@ impl PostgresStore {
     /// # Errors
     ///
     /// Fails if the server cannot be used, or the tables are not ibid's.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
     pub async fn schema(url: &str, options: PostgresOptions) -> Result<u32, PostgresOpenError> {
         open::schema(&Target::new(url, options)?).await
     }
@@ -174,6 +189,10 @@ impl PostgresStore {
     /// # Errors
     ///
     /// Fails if no server answers.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
     #[doc(hidden)]
     pub async fn checkup(url: &str, options: PostgresOptions) -> Result<Checkup, PostgresOpenError> {
         checkup::look(&Target::new(url, options)?).await
@@ -185,6 +204,10 @@ impl PostgresStore {
     /// # Errors
     ///
     /// Fails if the server cannot be reached or refuses the statement.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads. `on_row` may have been called for some rows.
     #[doc(hidden)]
     pub async fn read_rows(
         url: &str,

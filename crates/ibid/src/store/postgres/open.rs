@@ -1,6 +1,7 @@
 //! Opening: checks that the server takes writes and keeps commits, and that ibid's tables are there.
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
@@ -130,7 +131,7 @@ impl PostgresOpenError {
 }
 
 /// Checks that the server takes writes and keeps commits. Every new connection is checked, because after a failover another
-/// server answers.
+/// server answers, and once a minute each that is in use, because a reload can change the settings of a running server.
 pub(super) async fn check(target: &Target, connection: &Connection) -> Result<(), PostgresOpenError> {
     let failed = |error| open_error(target, error);
     let rows = connection.query_once(include_str!("sql/look.sql"), &[]).await.map_err(failed)?;
@@ -145,6 +146,7 @@ pub(super) async fn check(target: &Target, connection: &Connection) -> Result<()
         return Err(PostgresOpenError::ReadOnly { place: target.shown() });
     }
     connection.set_has_settings(row.try_get(5).map_err(failed)?);
+    connection.set_checked_at(Instant::now());
     let (fsync, commit, standbys) = (text(2)?, text(3)?, text(4)?);
     target.note_commit_setting(&commit);
     let weak =

@@ -15,9 +15,9 @@ use tokio_postgres::{Client, Error};
 use super::connection::{Connection, OPEN_HOT};
 use super::failure::{self, Reach};
 use super::{KIND, StoreCore, evidence, policies, read, sql_side};
+use crate::driver::pg_client;
 use crate::record_sql::{self, WriteOptions};
 use crate::store::commit_queue::{LockWait, PlainOutcome};
-use crate::transaction::pg_client;
 
 /// The outcome of one try.
 enum TryOutcome {

@@ -1,6 +1,6 @@
 //! Policies in the database: stored before the first record that names them.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use ibid_core::policy::Policy;
@@ -9,18 +9,17 @@ use tokio_postgres::Error;
 use tokio_postgres::types::Type;
 
 use super::connection::{Connection, OPEN_HOT, Param};
-use crate::store::policy_cache::{NumberedPolicy, PolicyCache};
+use crate::store::policy_cache::{NumberedPolicy, PolicyCache, RowPolicies};
 
-/// Reads those of the policies that are not known yet.
+/// Returns the policies that rows name, and reads those that are not known yet.
 pub(super) async fn learn(
     policies: &PolicyCache,
     connection: &Connection,
     named: impl Iterator<Item = i64>,
-) -> Result<(), Error> {
-    let named: HashSet<i64> = named.collect();
-    let unread = policies.unread(&named);
+) -> Result<RowPolicies, Error> {
+    let (mut found, unread) = policies.look_up(named);
     if unread.is_empty() {
-        return Ok(());
+        return Ok(found);
     }
     let sql = include_str!("sql/policy_load.sql");
     let rows = connection.query_once(sql, &[(&unread, Type::INT8_ARRAY)]).await?;
@@ -31,8 +30,8 @@ pub(super) async fn learn(
             read.push((row.try_get(0)?, policy));
         }
     }
-    policies.learn(&named, read.into_iter());
-    Ok(())
+    policies.learn(&mut found, read.into_iter());
+    Ok(found)
 }
 
 /// Stores those of `policies` that `connection` does not know to be stored, in their own transaction. A record that names a

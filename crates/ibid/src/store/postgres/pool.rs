@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use tokio::time::timeout;
+
 use super::connection::Connection;
 use super::target::Target;
-use super::{KIND, PostgresOpenError};
+use super::{KIND, PostgresOpenError, open};
 use crate::store::server_pools::{self, PoolSizes, PoolTarget};
 
 pub(super) type Pools = server_pools::ServerPools<Target>;
@@ -40,14 +42,57 @@ impl PoolTarget for Target {
         connection.is_usable()
     }
 
+    async fn recheck(&self, connection: &Connection) -> bool {
+        if connection.checked_at().elapsed() < CHECKED_FOR {
+            return true;
+        }
+        let checked = timeout(self.options.connection_wait, open::check(self, connection)).await;
+        matches!(checked, Ok(Ok(())))
+    }
+
     fn is_lasting(error: &PostgresOpenError) -> bool {
         error.is_lasting()
     }
 }
 
+/// Time for which a connection counts as one to a server that keeps what it commits. `fsync` can be turned off by a reload, under
+/// connections that stay. Asking once a minute is one short round trip.
+const CHECKED_FOR: Duration = Duration::from_secs(60);
+
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::time::Instant;
+
+    use ibid_testkit::postgres::Postgres;
+
+    use super::super::PostgresOptions;
     use super::*;
+
+    #[tokio::test]
+    async fn a_server_that_stops_flushing_is_left_within_a_minute() {
+        let server = Postgres::start();
+        let target = Target::new(&server.url(), PostgresOptions::default()).expect("a URL");
+        let pools = Pools::new(&Arc::new(target));
+        let connection = pools.short("test").await.expect("it flushes");
+        server.set("fsync", "off");
+        // The running session learns of it a moment later.
+        loop {
+            let shown = connection.query_once("show fsync", &[]).await.expect("a row");
+            if shown[0].get::<_, &str>(0) == "off" {
+                break;
+            }
+        }
+        drop(connection);
+        let connection = pools.short("test").await.expect("it was checked a moment ago");
+        let long_ago = Instant::now().checked_sub(CHECKED_FOR).expect("the machine runs for a minute");
+        connection.set_checked_at(long_ago);
+        drop(connection);
+        let refused = pools.short("test").await.expect_err("it may lose commits");
+        assert!(!refused.is_transient() && refused.is_unwritten(), "{refused:?}");
+        server.set("fsync", "on");
+        drop(pools.short("test").await.expect("it flushes again"));
+    }
 
     #[test]
     fn pools_share_exactly_the_allowed_connections() {

@@ -14,6 +14,7 @@ use super::connection::{Connection, OPEN_HOT, Param};
 use super::failure::store_error;
 use super::row::{self, SqlId};
 use super::{KIND, StoreCore, policies};
+use crate::store::policy_cache::RowPolicies;
 
 impl StoreCore {
     pub(super) async fn load(&self, id: RecordId) -> Result<Option<StoredRecord>, StoreError> {
@@ -50,8 +51,8 @@ impl StoreCore {
         connection: &Connection,
         rows: &[Row],
     ) -> Result<Result<Option<StoredRecord>, UnreadableRow>, Error> {
-        policies::learn(&self.policies, connection, row::policies_of(rows)).await?;
-        Ok(rows.first().map(|row| row::read_stored(&self.policies, row)).transpose())
+        let policies = policies::learn(&self.policies, connection, row::policies_of(rows)).await?;
+        Ok(rows.first().map(|row| row::read_stored(&policies, row)).transpose())
     }
 
     /// Returns one page of due records. The page may be shorter than `limit` and still have a next one, if some of its rows
@@ -93,9 +94,10 @@ impl StoreCore {
             let connection = self.pools.short(OP).await?;
             let failed = |error| store_error(OP, error);
             let [rows] = connection.transaction(OPEN_HOT, [(DUE, &params)]).await.map_err(failed)?;
-            policies::learn(&self.policies, &connection, row::policies_of(&rows)).await.map_err(failed)?;
+            let learnt = policies::learn(&self.policies, &connection, row::policies_of(&rows)).await;
+            let policies = learnt.map_err(failed)?;
             let next = next_position(OP, &rows, limit)?;
-            let page = Page { items: self.read_rows_of(OP, &rows, limit), next };
+            let page = Page { items: read_rows_of(OP, &policies, &rows, limit), next };
             match page.next.as_ref() {
                 // All of them are unreadable: they must not hide those behind them.
                 Some(next) if page.items.is_empty() => from = DuePosition::parse(OP, next)?,
@@ -103,17 +105,6 @@ impl StoreCore {
             }
         }
         Ok(Page { items: Vec::new(), next: Some(from.cursor()) })
-    }
-
-    /// Reads the records of the first `limit` rows that can be read, and logs that others cannot.
-    pub(super) fn read_rows_of(&self, op: &'static str, rows: &[Row], limit: u32) -> Vec<StoredRecord> {
-        let rows = &rows[..rows.len().min(limit as usize)];
-        let (records, unreadable) = row::readable(&self.policies, rows);
-        if let Some((record, reason)) = unreadable {
-            let count = rows.len() - records.len();
-            tracing::error!(op, count, %record, reason = reason.0, "records can't be read and are left out");
-        }
-        records
     }
 
     pub(super) async fn renew_leases(
@@ -227,6 +218,22 @@ impl StoreCore {
             .map_err(|error| store_error(op, error))?;
         Ok(rows)
     }
+}
+
+/// Reads the records of the first `limit` rows that can be read, and logs that others cannot.
+pub(super) fn read_rows_of(
+    op: &'static str,
+    policies: &RowPolicies,
+    rows: &[Row],
+    limit: u32,
+) -> Vec<StoredRecord> {
+    let rows = &rows[..rows.len().min(limit as usize)];
+    let (records, unreadable) = row::readable(policies, rows);
+    if let Some((record, reason)) = unreadable {
+        let count = rows.len() - records.len();
+        tracing::error!(op, count, %record, reason = reason.0, "records can't be read and are left out");
+    }
+    records
 }
 
 /// A position in the order of due records.

@@ -11,16 +11,16 @@ use ibid_core::time::Timestamp;
 use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 
-use crate::store::policy_cache::PolicyCache;
+use crate::store::policy_cache::RowPolicies;
 
-/// Reads the record of a row, with its response. Its policy must be in the cache.
-pub(super) fn read_stored(policies: &PolicyCache, row: &Row) -> Result<StoredRecord, UnreadableRow> {
+/// Reads the record of a row, with its response.
+pub(super) fn read_stored(policies: &RowPolicies, row: &Row) -> Result<StoredRecord, UnreadableRow> {
     let now = row.try_get(NOW).map_err(|_| UnreadableRow("no instant"))?;
     read(policies, &mut PgCells { source: CellSource::Row(row), next: 0 }, Timestamp::from_micros(now))
 }
 
 fn read(
-    policies: &PolicyCache,
+    policies: &RowPolicies,
     cells: &mut PgCells<'_>,
     now: Timestamp,
 ) -> Result<StoredRecord, UnreadableRow> {
@@ -31,7 +31,7 @@ fn read(
 
 /// Reads the records that this program can read. Returns also the id of the first unreadable row and the reason.
 pub(super) fn readable(
-    policies: &PolicyCache,
+    policies: &RowPolicies,
     rows: &[Row],
 ) -> (Vec<StoredRecord>, Option<(String, UnreadableRow)>) {
     let (mut records, mut unreadable) = (Vec::with_capacity(rows.len()), None);
@@ -96,7 +96,7 @@ impl NestedRow<'_> {
     /// Reads the record, as of `now`.
     pub(super) fn to_stored(
         &self,
-        policies: &PolicyCache,
+        policies: &RowPolicies,
         now: Timestamp,
     ) -> Result<StoredRecord, UnreadableRow> {
         read(policies, &mut PgCells { source: CellSource::Nested(self), next: 0 }, now)

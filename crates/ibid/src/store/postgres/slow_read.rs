@@ -12,8 +12,8 @@ use super::plain::StoreTx;
 use super::pool::PooledConnection;
 use super::target::Target;
 use super::{KIND, StoreCore, sql_side};
+use crate::driver::pg_client;
 use crate::store::server_pools::PoolTarget;
-use crate::transaction::pg_client;
 
 /// A connection for slow reads.
 pub(super) struct SlowReader {

@@ -13,7 +13,7 @@ use super::failure::store_error;
 use super::plain::StoreTx;
 use super::read::get;
 use super::{KIND, StoreCore, policies};
-use crate::transaction::pg_client;
+use crate::driver::pg_client;
 
 impl SqlStore for StoreCore {
     fn dialect(&self) -> Dialect {
@@ -62,7 +62,7 @@ impl SqlStore for StoreCore {
             connection.set_spoilt(true);
             let client = connection.client();
             let done = async {
-                client.batch_execute(BEGIN).await.map_err(pg_client::failure)?;
+                client.batch_execute(BEGIN_WORK).await.map_err(pg_client::failure)?;
                 match work(&mut StoreTx(client)).await {
                     Ok(()) => {
                         connection.forget_warnings();
@@ -99,6 +99,8 @@ impl SqlStore for StoreCore {
 pub(super) fn work_error(op: &'static str, error: SqlError) -> StoreError {
     match error.fault() {
         SqlFault::Wrong => StoreError::lasting(KIND, op, error),
+        // The server has rolled back.
+        SqlFault::LockTimeout => StoreError::row_locked(KIND, op, error),
         _ => StoreError::transient(KIND, op, error),
     }
 }
@@ -115,4 +117,9 @@ const OP_WORK: &str = "work";
 
 /// Begins a transaction in read committed, whatever the database's default is: ibid's statements look again at rows that
 /// they waited for.
-const BEGIN: &str = "begin isolation level read committed";
+///
+/// Work holds one of the few connections that renewals and loads need, so it waits for a lock no longer than an operator or a
+/// copy would notice; a worker may hold the row of an effect for half a minute. The server also ends a transaction whose process
+/// stopped between two statements. There is no limit on a statement: it could end the wait of a commit for its standby.
+const BEGIN_WORK: &str = "begin isolation level read committed; set local lock_timeout = '1s'; \
+    set local idle_in_transaction_session_timeout = '10s'";

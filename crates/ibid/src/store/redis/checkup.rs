@@ -7,11 +7,11 @@ use ibid_core::record::State;
 use ibid_core::store::{BrowseStore, RecordFilter, RowCount, Store};
 use ibid_core::time::Timestamp;
 
-use super::nodes::Nodes;
+use super::nodes::{CLOCKS_APART_MAX, Nodes};
 use super::open::{Inspection, RedisOpenError, VERSION_MIN};
 use super::{FORMAT, LAYOUT, RedisStore, key};
 use crate::redis_target::RedisTarget;
-use crate::store::checkup::{Checkup, ClockGap, OpenCases, Role, Schema};
+use crate::store::checkup::{Checkup, ClockGap, OpenCases, Role, SERVER_CLOCKS, Schema, Setting};
 use crate::store::run_times::{RunRow, RunSampler, RunTimes, SAMPLE_MAX};
 
 /// Describes the server that a URL names.
@@ -22,6 +22,15 @@ pub(super) async fn look(url: &str) -> Result<Checkup, RedisOpenError> {
     let asked_at = SystemTime::now();
     let (nodes, found) = Nodes::open(target).await?;
     let clock = clock_gap(&found, asked_at);
+    let mut durability = found.settings();
+    let apart = nodes.clocks_apart();
+    if apart > CLOCKS_APART_MAX {
+        durability.push(Setting {
+            name: SERVER_CLOCKS,
+            value: format!("{} ms apart", apart.as_millis()),
+            is_weak: false,
+        });
+    }
     let store = RedisStore::on(nodes);
     // A server that refuses scripts has told enough about itself.
     let setting = async |name| store.setting(name).await.ok().flatten();
@@ -43,7 +52,7 @@ pub(super) async fn look(url: &str) -> Result<Checkup, RedisOpenError> {
         needs: found.is_too_old().then(|| VERSION_MIN.to_string()),
         schema,
         clock,
-        durability: found.settings(),
+        durability,
         weak_accepted,
         role: if found.is_primary == Some(false) { Role::Standby } else { Role::Primary },
         standbys: None,

@@ -12,6 +12,8 @@ pub(super) enum Failure {
     Unwritten(Box<dyn std::error::Error + Send + Sync>),
     /// Nothing was written, because nothing may begin now: the server's memory is full, or it became too weak.
     Refused(Box<dyn std::error::Error + Send + Sync>),
+    /// The call was not sent, because no server with these settings would take it.
+    TooLarge(Box<dyn std::error::Error + Send + Sync>),
     /// The connection broke or the reply did not come in time: the script may have run.
     Ambiguous(RedisError),
     /// The server refuses the call permanently.
@@ -65,7 +67,10 @@ impl Failure {
     /// Returns the cause, for log lines.
     pub(super) fn source(&self) -> &(dyn std::error::Error + 'static) {
         match self {
-            Failure::Unwritten(why) | Failure::Refused(why) | Failure::Lasting(why) => &**why,
+            Failure::Unwritten(why)
+            | Failure::Refused(why)
+            | Failure::TooLarge(why)
+            | Failure::Lasting(why) => &**why,
             Failure::Ambiguous(why) => why,
         }
     }
@@ -75,11 +80,22 @@ impl Failure {
         match self {
             Failure::Unwritten(why) => StoreError::transient(NAME, op, why).unwritten(),
             Failure::Refused(why) => StoreError::no_room(NAME, op, why),
+            Failure::TooLarge(why) => StoreError::lasting(NAME, op, why).unwritten(),
             Failure::Ambiguous(why) => StoreError::transient(NAME, op, why),
             // A script that failed midway has written something, perhaps.
             Failure::Lasting(why) => StoreError::lasting(NAME, op, why),
         }
     }
+}
+
+/// Returns whether an error shows that the server follows another one now.
+pub(super) fn is_demoted(error: &RedisError) -> bool {
+    matches!(error.code(), Some("READONLY" | "MASTERDOWN"))
+}
+
+/// Returns whether an error shows that another server of the cluster has the key, or none for now.
+pub(super) fn is_elsewhere(error: &RedisError) -> bool {
+    matches!(error.code(), Some("MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN"))
 }
 
 /// Codes of a server that refuses a script before it runs, and may take it in a moment: it starts, is busy, follows another

@@ -62,6 +62,7 @@ use super::checkup::Checkup;
 #[doc(hidden)]
 pub use super::commit_queue::BatchCounts;
 use super::commit_queue::CommitQueue;
+use crate::random::random;
 use crate::redis_target::RedisTarget;
 
 /// Options of a [`RedisStore`].
@@ -117,6 +118,10 @@ impl RedisStore {
     /// # Errors
     ///
     /// Fails if no server answers, or if it could not keep records as the options demand.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped midway, the layout may be stored in an empty server. The next open finds it.
     pub async fn open(url: &str, options: RedisOptions) -> Result<RedisStore, RedisOpenError> {
         let mut target = RedisTarget::parse(url)?;
         target.accept_weak_durability |= options.accept_weak_durability;
@@ -162,6 +167,10 @@ impl RedisStore {
     /// # Errors
     ///
     /// Fails if no server answers or it refuses the user.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
     #[doc(hidden)]
     pub async fn checkup(url: &str) -> Result<Checkup, RedisOpenError> {
         checkup::look(url).await
@@ -175,7 +184,13 @@ impl RedisStore {
             false => self.setting(LAYOUT).await.map_err(failed)?,
         };
         match stored {
-            Some(stored) if stored == known.as_bytes() => Ok(()),
+            Some(stored) if stored == known.as_bytes() => {
+                // Another server with the same layout, or this one without its data, has another id or none.
+                let id = Bytes::copy_from_slice(&random::<16>());
+                let id = self.put_if_absent(STORE_ID, id).await.map_err(failed)?;
+                self.nodes.set_store_id(&id);
+                Ok(())
+            }
             Some(stored) => {
                 let stored = String::from_utf8_lossy(&stored).into_owned();
                 Err(RedisOpenError::OtherLayout { place, found: stored, known })
@@ -196,7 +211,7 @@ impl RedisStore {
     ) -> Vec<Result<Option<StoredRecord>, Failure>> {
         let loads = ids.into_iter().map(async |id| match self.records.load(&id).await {
             Err(Failure::Lasting(error)) => {
-                tracing::error!(record = id.short(), error, "a record can't be read and is passed over");
+                tracing::error!(record = id.short(), error, "record can't be read; passed over");
                 Ok(None)
             }
             loaded => loaded,
@@ -407,7 +422,11 @@ impl Store for RedisStore {
             let mut arguments = vec![name.as_bytes(), &value[..]];
             arguments.extend(expected.as_deref());
             let keys = [key::settings()];
-            let run = self.nodes.run(&script::COMPARE_AND_SET, Bucket::SETTINGS, &keys, &arguments, None);
+            let script = match value.len() <= SMALL_SETTING_MAX {
+                true => &script::SET_SMALL,
+                false => &script::COMPARE_AND_SET,
+            };
+            let run = self.nodes.run(script, Bucket::SETTINGS, &keys, &arguments, None);
             let stored = run.await.map_err(error_of("write a setting"))?;
             Ok(SetOutcome::of(bytes(&stored).map(Bytes::copy_from_slice), &value))
         })
@@ -494,6 +513,9 @@ const LANES: usize = 2;
 /// Name of the setting that has the format of the records and the number of buckets.
 const LAYOUT: &str = "redis layout";
 
+/// Name of the setting that has the random id of the store.
+const STORE_ID: &str = "redis store";
+
 /// Number of the format of records and of the keys around them.
 const FORMAT: u32 = 1;
 
@@ -511,6 +533,10 @@ const RENEW_WITHIN: Duration = Duration::from_millis(500);
 
 /// Time between two inspections: a server that became weaker may lose what it confirmed meanwhile.
 const INSPECT_EVERY: Duration = Duration::from_secs(60);
+
+/// Largest value of a setting that a full server still takes. A node that cannot write a setting is not ready, and its orchestrator
+/// would send no request to it: not even a retry of a key that is stored. All settings of this size together take some kilobytes.
+const SMALL_SETTING_MAX: usize = 4 << 10;
 
 /// Lines of history that one script removes: a script must be short, because the server runs nothing else meanwhile.
 const LINES_MAX: u32 = 1000;

@@ -5,20 +5,22 @@
 //! follows no redirect, so it is not used.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use parking_lot::{Mutex, RwLock};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, RedisError, Value};
 use tokio::time::{Instant, sleep};
 
-use super::failure::{Failure, Reaction};
-use super::key::Bucket;
+use super::failure::{Failure, Reaction, is_demoted, is_elsewhere};
+use super::key::{self, Bucket};
 use super::open::{self, Inspection, RedisOpenError};
-use super::reply;
 use super::script::Script;
+use super::{STORE_ID, reply};
 use crate::backoff::Backoff;
 use crate::redis_target::RedisTarget;
 
@@ -29,6 +31,10 @@ pub(super) struct Nodes {
     /// The server of each bucket, by [`Bucket::index`].
     owners: RwLock<Vec<Arc<Node>>>,
     is_cluster: bool,
+    /// The random id that the store has had since it was first opened; empty until opening has read it.
+    store_id: OnceLock<Vec<u8>>,
+    /// Held while the owners of all slots are asked for. It has the instant of the last time.
+    refreshing: tokio::sync::Mutex<Option<Instant>>,
     /// Instant of the last log line about buckets that can't be reached.
     logged_at: Mutex<Option<Instant>>,
 }
@@ -42,13 +48,24 @@ struct Node {
     trust: Mutex<Trust>,
 }
 
-/// The last inspection of a server, as far as it concerns durability.
+/// The last inspection of a server, as far as calls depend on it.
 #[derive(Clone, Default)]
 struct Trust {
     /// Reason why it may lose what it has confirmed.
     weakness: Option<String>,
-    /// Reason why nothing may begin there: it is weaker than the options accept.
+    /// Reason why nothing may begin there: it is weaker than the options accept, or has not the data of this store.
     refusal: Option<String>,
+    /// Longest argument of a script that it takes.
+    argument_max: Option<usize>,
+    /// Its clock, if it was read.
+    clock: Option<ClockReading>,
+}
+
+/// How far a server's clock is from this process's monotonic one, in microseconds, give or take `within`.
+#[derive(Clone, Copy)]
+struct ClockReading {
+    offset_us: i64,
+    within_us: i64,
 }
 
 /// A connection and its number, so that a failure of an earlier one does not end it.
@@ -81,6 +98,8 @@ impl Nodes {
                 nodes: Mutex::new(HashMap::from([(address.clone(), node.clone())])),
                 owners: RwLock::new(vec![node; Bucket::COUNT]),
                 is_cluster: found.is_cluster,
+                store_id: OnceLock::new(),
+                refreshing: tokio::sync::Mutex::default(),
                 logged_at: Mutex::default(),
             };
             if nodes.is_cluster {
@@ -133,7 +152,62 @@ impl Nodes {
             open::check_trusted(&self.target, &node.address, &inspection)?;
             node.note(&self.target, &inspection);
         }
+        self.warn_of_clocks();
         Ok(())
+    }
+
+    /// Remembers the id of the store. From now on nothing begins on a server that lacks it.
+    pub(super) fn set_store_id(&self, id: &[u8]) {
+        // Opening calls this once.
+        let _ = self.store_id.set(id.to_vec());
+    }
+
+    /// Returns why the data of the owner of the settings is not that of this store; `None` if it is, or nothing can be said.
+    ///
+    /// A server without its disk returns empty, with the same settings as before. T1 completes a key; the server restarts empty; T2
+    /// retries the key, finds nothing, and runs again. A server that restarts closes its connections, so each new connection asks,
+    /// before the first script is sent on it.
+    async fn find_lost_data(
+        &self,
+        node: &Node,
+        connection: &MultiplexedConnection,
+    ) -> Result<Option<String>, RedisError> {
+        let is_owner = self.owners.read()[Bucket::SETTINGS.index()].address == node.address;
+        let Some(id) = self.store_id.get().filter(|_| is_owner) else { return Ok(None) };
+        let mut get = Cmd::new();
+        get.arg("HGET").arg(key::settings()).arg(STORE_ID);
+        match send(connection.clone(), &get, false).await {
+            Ok(stored) if reply::bytes(&stored) == Some(id) => Ok(None),
+            Ok(Value::Nil) => Ok(Some(
+                "it lost the data of this store: restore it, or restart ibid to accept that every key is new"
+                    .to_owned(),
+            )),
+            Ok(_) => Ok(Some("it has the data of another store".to_owned())),
+            // The slot of the settings has moved on, or is not served now. The next inspection asks again.
+            Err(error) if self.is_cluster && is_elsewhere(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns by how much the clocks of the servers differ at least.
+    pub(super) fn clocks_apart(&self) -> Duration {
+        let clocks: Vec<ClockReading> =
+            self.distinct_owners().iter().filter_map(|node| node.trust.lock().clock).collect();
+        let latest = clocks.iter().map(|clock| clock.offset_us.saturating_sub(clock.within_us)).max();
+        let earliest = clocks.iter().map(|clock| clock.offset_us.saturating_add(clock.within_us)).min();
+        let apart = latest.unwrap_or(0).saturating_sub(earliest.unwrap_or(0));
+        Duration::from_micros(u64::try_from(apart).unwrap_or(0))
+    }
+
+    /// Logs that the clocks of the servers differ by more than [`CLOCKS_APART_MAX`].
+    fn warn_of_clocks(&self) {
+        let apart = self.clocks_apart();
+        if apart > CLOCKS_APART_MAX {
+            tracing::warn!(
+                apart_ms = apart.as_millis(),
+                "the clocks of the cluster's servers differ: run a time service on each, or no lapsed key is taken over"
+            );
+        }
     }
 
     /// Inspects all owners again: settings change at run time, and replicas come and go.
@@ -142,11 +216,24 @@ impl Nodes {
             // A server that has no connection is inspected when it gets one.
             let connected = node.connection.lock().clone();
             let Some(NumberedConnection { connection, .. }) = connected else { continue };
-            match open::inspect(&self.target, &node.address, connection).await {
+            match self.inspect(&node, connection).await {
                 Ok(found) => node.note(&self.target, &found),
                 Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "no inspection"),
             }
         }
+        self.warn_of_clocks();
+    }
+
+    /// Asks a server for its settings, and for the data of this store.
+    async fn inspect(
+        &self,
+        node: &Node,
+        connection: MultiplexedConnection,
+    ) -> Result<Inspection, RedisOpenError> {
+        let mut found = open::inspect(&self.target, &node.address, connection.clone()).await?;
+        let lost_data = self.find_lost_data(node, &connection).await;
+        found.lost_data = lost_data.map_err(|error| open::open_error(&self.target, &node.address, error))?;
+        Ok(found)
     }
 
     /// Returns the reason why a confirmed record may be lost; `None` if none may.
@@ -162,6 +249,9 @@ impl Nodes {
 
     /// Returns each server that owns a bucket once.
     fn distinct_owners(&self) -> Vec<Arc<Node>> {
+        if !self.is_cluster {
+            return vec![self.owners.read()[Bucket::SETTINGS.index()].clone()];
+        }
         let mut owners = self.owners.read().clone();
         owners.sort_by(|one, other| one.address.cmp(&other.address));
         owners.dedup_by(|one, other| one.address == other.address);
@@ -244,17 +334,14 @@ impl Nodes {
                 return Err(Failure::unsent("it could not be sent in time"));
             }
             // Judged by the server that gets the script, once there is a connection: a new one may have shown that it is weaker.
-            if script.begins
-                && let Some(reason) = node.trust.lock().refusal.clone()
-            {
-                return Err(Failure::Refused(reason.into()));
-            }
+            node.check_script(script, arguments)?;
             let error = match send(connection, &command, is_asking).await {
                 Ok(value) => return Ok(value),
                 Err(error) => error,
             };
-            if error.code().is_none() {
-                // The next call makes another connection; calls that are in flight keep this one.
+            if error.code().is_none() || is_demoted(&error) {
+                // The next call makes another connection; calls that are in flight keep this one. A server that became a replica
+                // keeps its connections open, while the name in the URL may lead to the promoted one already.
                 node.connection.lock().take_if(|current| current.number == number);
             }
             match Reaction::to(error) {
@@ -292,7 +379,14 @@ impl Nodes {
         if failed_at.is_some_and(|at| at.elapsed() < RECONNECT_PAUSE) {
             return Err(Failure::unsent("the server did not take a connection just now"));
         }
-        match node.connect(&self.target).await {
+        let connected = async {
+            let (connection, mut found) = node.connect(&self.target).await?;
+            let lost_data = self.find_lost_data(node, &connection).await;
+            found.lost_data =
+                lost_data.map_err(|error| open::open_error(&self.target, &node.address, error))?;
+            Ok::<_, RedisOpenError>((connection, found))
+        };
+        match connected.await {
             Ok((connection, found)) => {
                 *failed_at = None;
                 node.note(&self.target, &found);
@@ -311,33 +405,68 @@ impl Nodes {
     }
 
     /// Learns from another server who owns the buckets of one that cannot be reached: a replica of it may have taken over.
+    ///
+    /// One call at a time asks, and at most one each [`REFRESH_PAUSE`]: the others fail at once, and their callers retry.
     async fn refresh_without(&self, lost: &Node) {
-        if self.is_cluster {
-            self.refresh(Some(lost)).await;
+        if !self.is_cluster {
+            return;
+        }
+        let Ok(mut refreshed_at) = self.refreshing.try_lock() else { return };
+        if refreshed_at.is_some_and(|at| at.elapsed() < REFRESH_PAUSE) {
+            return;
+        }
+        self.refresh(Some(lost)).await;
+        *refreshed_at = Some(Instant::now());
+    }
+
+    /// Asks servers, but not the lost one, for the owners of all slots, until one answers: first the present owners, then the
+    /// servers of the URL. Forgets every other server.
+    ///
+    /// Some are asked at a time, because one that is away takes its whole time limit.
+    async fn refresh(&self, lost: Option<&Node>) {
+        let mut candidates = self.distinct_owners();
+        for address in self.target.addresses() {
+            if candidates.iter().all(|known| known.address != address) {
+                candidates.push(self.node(address.to_owned()));
+            }
+        }
+        candidates.retain(|node| lost.is_none_or(|lost| lost.address != node.address));
+        for some in candidates.chunks(REFRESH_AT_ONCE) {
+            let mut asked: FuturesUnordered<_> = some.iter().map(|node| self.ask_for_slots(node)).collect();
+            while let Some(ranges) = asked.next().await {
+                if let Some(ranges) = ranges {
+                    return self.use_slots(&ranges);
+                }
+            }
         }
     }
 
-    /// Asks one server after the other, but not the lost one, for the owners of all slots, until one answers.
-    async fn refresh(&self, lost: Option<&Node>) {
-        let known: Vec<Arc<Node>> = self.nodes.lock().values().cloned().collect();
-        for node in known.iter().filter(|node| lost.is_none_or(|lost| lost.address != node.address)) {
-            let Ok(NumberedConnection { connection, .. }) = self.connection(node).await else { continue };
-            let mut slots = Cmd::new();
-            slots.arg("CLUSTER").arg("SLOTS");
-            let Ok(reply) = send(connection, &slots, false).await else { continue };
-            let ranges: Vec<(u16, u16, String)> = parse_slots(&reply, &node.address);
-            let mut owners: Vec<Option<Arc<Node>>> = vec![None; Bucket::COUNT];
-            for bucket in Bucket::all().chain([Bucket::SETTINGS]) {
-                let slot = bucket.slot();
-                let range = ranges.iter().find(|(first, last, _)| (*first..=*last).contains(&slot));
-                owners[bucket.index()] = range.map(|(_, _, address)| self.node(address.clone()));
-            }
-            for (owner, found) in self.owners.write().iter_mut().zip(owners) {
-                // A slot without an owner keeps the last one, which refuses for now.
-                *owner = found.unwrap_or_else(|| owner.clone());
-            }
-            return;
+    /// Asks one server for the owners of all slots.
+    async fn ask_for_slots(&self, node: &Node) -> Option<Vec<SlotRange>> {
+        let NumberedConnection { connection, .. } = self.connection(node).await.ok()?;
+        let mut slots = Cmd::new();
+        slots.arg("CLUSTER").arg("SLOTS");
+        let reply = send(connection, &slots, false).await.ok()?;
+        Some(parse_slots(&reply, &node.address))
+    }
+
+    /// Sets the owners, and forgets servers that are neither owners nor in the URL.
+    fn use_slots(&self, ranges: &[SlotRange]) {
+        let mut owners: Vec<Option<Arc<Node>>> = vec![None; Bucket::COUNT];
+        for bucket in Bucket::all().chain([Bucket::SETTINGS]) {
+            let slot = bucket.slot();
+            let range = ranges.iter().find(|(first, last, _)| (*first..=*last).contains(&slot));
+            owners[bucket.index()] = range.map(|(_, _, address)| self.node(address.clone()));
         }
+        for (owner, found) in self.owners.write().iter_mut().zip(owners) {
+            // A slot without an owner keeps the last one, which refuses for now.
+            *owner = found.unwrap_or_else(|| owner.clone());
+        }
+        let owners = self.distinct_owners();
+        self.nodes.lock().retain(|address, _| {
+            owners.iter().any(|owner| owner.address == *address)
+                || self.target.addresses().any(|named| named == address)
+        });
     }
 }
 
@@ -354,9 +483,21 @@ impl Node {
     /// Notes what an inspection found, and logs when the server becomes too weak or is as before.
     fn note(&self, target: &RedisTarget, found: &Inspection) {
         let refusal = open::check_trusted(target, &self.address, found).err().map(|error| error.to_string());
-        let trust = Trust { weakness: found.weakness(), refusal };
+        let lost_data = found.lost_data.as_ref().map(|why| format!("Redis at `{}`: {why}", self.address));
+        let trust = Trust {
+            weakness: found.weakness(),
+            refusal: lost_data.or(refusal),
+            argument_max: found.argument_max(),
+            clock: found.clock.map(|clock| ClockReading::of(clock, found.now_us)),
+        };
         let before = std::mem::replace(&mut *self.trust.lock(), trust.clone());
         match (before.refusal, trust.refusal) {
+            (None, Some(reason)) if found.lost_data.is_some() => {
+                tracing::error!(
+                    reason,
+                    "Redis lacks the data of this store: nothing begins, attempts still end"
+                );
+            }
             (None, Some(reason)) => {
                 tracing::error!(
                     reason,
@@ -367,6 +508,24 @@ impl Node {
                 tracing::info!(server = self.address, "Redis is durable enough again: attempts begin");
             }
             _ => {}
+        }
+    }
+
+    /// Refuses a script that begins attempts on a server which may not be trusted with them, and one with an argument that is
+    /// too long. A server closes the connection at such an argument, and every call on it would fail.
+    fn check_script(&self, script: &Script, arguments: &[&[u8]]) -> Result<(), Failure> {
+        let trust = self.trust.lock();
+        if let Some(max) = trust.argument_max
+            && arguments.iter().any(|argument| argument.len() > max)
+        {
+            return Err(Failure::TooLarge(
+                format!("a part of it is longer than the {max} bytes that the server's settings allow")
+                    .into(),
+            ));
+        }
+        match &trust.refusal {
+            Some(reason) if script.begins => Err(Failure::Refused(reason.clone().into())),
+            _ => Ok(()),
         }
     }
 
@@ -405,6 +564,22 @@ impl Node {
     }
 }
 
+impl ClockReading {
+    /// Compares a server's time with the instants between which it was read.
+    fn of((asked, answered): (Instant, Instant), server_us: i64) -> ClockReading {
+        static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+        let start = *START;
+        let micros = |at: Instant| {
+            let since = at.saturating_duration_since(start).as_micros();
+            let before = start.saturating_duration_since(at).as_micros();
+            i64::try_from(since).unwrap_or(i64::MAX) - i64::try_from(before).unwrap_or(i64::MAX)
+        };
+        let (asked, answered) = (micros(asked), micros(answered));
+        let middle = asked + (answered - asked) / 2;
+        ClockReading { offset_us: server_us.saturating_sub(middle), within_us: (answered - asked) / 2 + 1 }
+    }
+}
+
 async fn send(
     mut connection: MultiplexedConnection,
     command: &Cmd,
@@ -438,8 +613,11 @@ fn command(name: &str, script: &str, keys: &[Vec<u8>], arguments: &[&[u8]]) -> C
     command
 }
 
-/// Reads the reply of `CLUSTER SLOTS`: first and last slot, and the address of the primary.
-fn parse_slots(reply: &Value, asked: &str) -> Vec<(u16, u16, String)> {
+/// First and last slot of a range, and the address of its primary.
+type SlotRange = (u16, u16, String);
+
+/// Reads the reply of `CLUSTER SLOTS`.
+fn parse_slots(reply: &Value, asked: &str) -> Vec<SlotRange> {
     let Value::Array(ranges) = reply else { return Vec::new() };
     let host_asked = asked.rsplit_once(':').map_or(asked, |(host, _)| host);
     let range = |range: &Value| {
@@ -470,6 +648,17 @@ const LOG_EVERY: Duration = Duration::from_secs(10);
 /// Time after a failed connection in which no other is tried: callers that queued behind it would add up its timeout.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 
+/// Shortest time between two questions for the owners of all slots. A failover takes longer, and a hundred calls that fail together
+/// need one answer.
+const REFRESH_PAUSE: Duration = Duration::from_millis(100);
+
+/// Servers that are asked for the owners at a time. One that is away takes [`CONNECT_TIMEOUT`], and most are not.
+const REFRESH_AT_ONCE: usize = 3;
+
+/// Largest difference between the clocks of a cluster's servers that is not logged. A time service keeps them within some
+/// milliseconds, and the engine takes a second for a jump of the clock.
+pub(super) const CLOCKS_APART_MAX: Duration = Duration::from_millis(200);
+
 /// Longest wait for a slot that moves, where the caller sets no limit. A small slot moves in milliseconds, and the caller
 /// retries.
 const MOVE_WAIT_MAX: Duration = Duration::from_secs(2);
@@ -479,3 +668,64 @@ const MOVE_PAUSE_MIN: Duration = Duration::from_millis(2);
 
 /// Longest pause while a slot moves.
 const MOVE_PAUSE_MAX: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use futures_util::future::join_all;
+    use ibid_testkit::redis::{Redis, RedisCluster};
+
+    use super::*;
+    use crate::store::redis::script;
+
+    async fn open_nodes(cluster: &RedisCluster) -> Nodes {
+        let url = format!("{}?durability=weak", cluster.url());
+        Nodes::open(RedisTarget::parse(&url).expect("a URL")).await.expect("it opens").0
+    }
+
+    /// Returns how often a server was asked for the owners of all slots.
+    fn questions(server: &Redis) -> u64 {
+        let stats = server.info("cmdstat_cluster|slots");
+        let calls = stats.strip_prefix("calls=").and_then(|rest| rest.split(',').next());
+        calls.map_or(0, |calls| calls.parse().expect("a number"))
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn calls_that_fail_together_ask_once_for_the_owners() {
+        let mut cluster = RedisCluster::start();
+        let nodes = open_nodes(&cluster).await;
+        // Servers that left the cluster long ago.
+        for port in 1..=100 {
+            nodes.node(format!("127.0.0.1:{port}"));
+        }
+        let address = cluster.node(0).url().replace("redis://", "");
+        let is_lost = |bucket: &Bucket| nodes.owners.read()[bucket.index()].address == address;
+        let bucket = Bucket::all().find(is_lost).expect("it owns a third");
+        let before = questions(cluster.node(1)) + questions(cluster.node(2));
+        cluster.node(0).kill();
+        let started = Instant::now();
+        for _ in 0..3 {
+            let key = [bucket.order(ibid_core::record::State::Completed)];
+            let call = || nodes.run(&script::LOAD, bucket, &key, &[], None);
+            for outcome in join_all((0..200).map(|_| call())).await {
+                outcome.expect_err("its server is gone");
+            }
+        }
+        let rounds = 1 + started.elapsed().as_millis() as u64 / REFRESH_PAUSE.as_millis() as u64;
+        let asked = questions(cluster.node(1)) + questions(cluster.node(2)) - before;
+        assert!(asked > 0 && asked <= 2 * rounds, "{asked} questions in {rounds} pauses");
+        assert_eq!(nodes.nodes.lock().len(), 3, "servers that left are forgotten");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn clocks_that_differ_are_compared_with_each_other() {
+        let cluster = RedisCluster::start();
+        let nodes = open_nodes(&cluster).await;
+        assert!(nodes.clocks_apart() < CLOCKS_APART_MAX, "all run on one machine");
+        let owner = nodes.owners.read()[Bucket::SETTINGS.index()].clone();
+        for step in [1_000_000, -2_000_000] {
+            owner.trust.lock().clock.as_mut().expect("it was read").offset_us += step;
+            let apart = nodes.clocks_apart();
+            assert!(apart > Duration::from_millis(800) && apart < Duration::from_millis(1_200), "{apart:?}");
+        }
+    }
+}

@@ -2,6 +2,7 @@
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisError, Value};
+use tokio::time::Instant;
 
 use crate::redis_target::{RedisTarget, RedisUrlError};
 use crate::store::checkup::Setting;
@@ -139,8 +140,14 @@ pub(super) struct Inspection {
     pub(super) eviction: Option<String>,
     /// Values of [`NEEDED_SETTINGS`]; `None` if they can't be read.
     pub(super) configured: [Option<String>; NEEDED_SETTINGS.len()],
+    /// Values of [`SIZE_SETTINGS`], in bytes; `None` if they can't be read.
+    pub(super) sizes: [Option<usize>; SIZE_SETTINGS.len()],
     /// Clock of the server, in microseconds.
     pub(super) now_us: i64,
+    /// The instants before and after the clock was read; `None` if it can't be read.
+    pub(super) clock: Option<(Instant, Instant)>,
+    /// Reason why its data is not that of the store which was opened; `None` if it is, or that was not asked.
+    pub(super) lost_data: Option<String>,
 }
 
 /// The settings on which the durability of a single server depends, and the values that it needs. A server that wants replicas for
@@ -152,7 +159,18 @@ pub(super) const NEEDED_SETTINGS: [(&str, &str); 4] = [
     ("min-replicas-to-write", "0"),
 ];
 
+/// The settings that bound one argument of a command: the server closes the connection at a longer one.
+const SIZE_SETTINGS: [&str; 2] = ["proto-max-bulk-len", "client-query-buffer-limit"];
+
 impl Inspection {
+    /// Returns the longest argument of a script that the server takes; `None` if its settings can't be read.
+    pub(super) fn argument_max(&self) -> Option<usize> {
+        let [bulk, buffer] = self.sizes;
+        // An argument is in the buffer together with what arrived just before it.
+        let buffer = buffer.map(|bytes| bytes.saturating_sub(BUFFER_RESERVE));
+        bulk.into_iter().chain(buffer).min()
+    }
+
     /// Returns everything on which the durability of records depends.
     pub(super) fn settings(&self) -> Vec<Setting> {
         let yes_or_no = |is: bool| if is { "yes" } else { "no" }.to_owned();
@@ -262,7 +280,16 @@ pub(super) async fn inspect(
             inspection.configured[index] = Some(String::from_utf8_lossy(value).into_owned());
         }
     }
+    for (index, name) in SIZE_SETTINGS.iter().enumerate() {
+        if let Some(Value::Array(pair)) = ask(&["CONFIG", "GET", name]).await?
+            && let [_, Value::BulkString(value)] = &pair[..]
+        {
+            inspection.sizes[index] = String::from_utf8_lossy(value).parse().ok();
+        }
+    }
+    let asked = Instant::now();
     if let Some(Value::Array(time)) = ask(&["TIME"]).await? {
+        inspection.clock = Some((asked, Instant::now()));
         let part = |place: usize| match time.get(place) {
             Some(Value::BulkString(text)) => String::from_utf8_lossy(text).parse().unwrap_or(0),
             _ => 0,
@@ -340,6 +367,9 @@ fn place(target: &RedisTarget, address: &str) -> String {
     let is_named = target.addresses().any(|named| named == address);
     if is_named { target.to_string() } else { format!("{address} of {target}") }
 }
+
+/// Bytes of the server's query buffer that other commands on the connection may take: it reads 16 KiB at a time.
+const BUFFER_RESERVE: usize = 64 << 10;
 
 /// Oldest version: earlier ones don't know the first line of the scripts, by which a replica refuses them.
 pub(super) const VERSION_MIN: u32 = 7;

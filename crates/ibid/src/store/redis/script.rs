@@ -1,7 +1,7 @@
 //! The scripts: one per verb, in `lua/`, each with the flags that it runs under.
 //!
 //! The first line `#!lua` makes a replica refuse the script instead of answering from old data. Without `allow-oom` a server
-//! that is out of memory refuses it, too, before it starts: begins, new evidence, settings and rows of a copy only.
+//! that is out of memory refuses it, too, before it starts: begins, new evidence, large settings and rows of a copy only.
 
 use std::sync::LazyLock;
 
@@ -41,6 +41,7 @@ script!(REAP, "#!lua flags=allow-oom", "reap");
 script!(REAP_HISTORY, "#!lua flags=allow-oom", "reap_history");
 script!(FIELD, "#!lua flags=allow-oom", "field");
 script!(COMPARE_AND_SET, "#!lua", "compare_and_set");
+script!(SET_SMALL, "#!lua flags=allow-oom", "compare_and_set");
 script!(BODIES, "#!lua flags=allow-oom", "bodies");
 script!(HISTORY, "#!lua flags=allow-oom", "history");
 script!(COUNT, "#!lua flags=allow-oom", "count");

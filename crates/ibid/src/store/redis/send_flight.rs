@@ -114,7 +114,7 @@ impl RedisRecords {
     /// Commits changes alone, all at the same time.
     async fn commit_each(&self, items: Vec<Item>) -> Vec<(Item, Landing)> {
         let commits = items.into_iter().map(async |item| {
-            let committed = self.commit(&item.change, item.send_by).await;
+            let committed = self.commit(&item.change, item.send_by()).await;
             (item, Landing::Reply(committed.map_err(error_of(OP))))
         });
         join_all(commits).await

@@ -12,9 +12,9 @@ use ibid_core::store::{
     BoxFuture, BrowseStore, Cursor, Page, RecordCounts, RecordFilter, RowCount, StoreError,
 };
 use ibid_core::time::Timestamp;
-use rusqlite::{OptionalExtension, params};
+use rusqlite::{OptionalExtension, ToSql, params};
 
-use super::reader::{ROWS_MAX, Reader, Scan, View, cursor_of, parse_cursor, place_cursor};
+use super::reader::{ROWS_MAX, Reader, Scan, View, cursor_of, parse_cursor, position_cursor};
 use super::{SqliteStore, reap};
 
 impl BrowseStore for SqliteStore {
@@ -152,7 +152,7 @@ impl View<'_> {
         let fits = |stored: &StoredRecord| filter.fits(&stored.record, now);
         self.scan(sql, params, filter.limit, fits, |row| match by_id {
             true => Ok(Cursor(row.get::<_, Vec<u8>>(0)?.into())),
-            false => place_cursor(row),
+            false => position_cursor(row),
         })
     }
 
@@ -183,15 +183,15 @@ impl View<'_> {
     }
 
     fn count(&mut self) -> rusqlite::Result<RecordCounts> {
-        let (mut by_state, mut all_open) = ([0_u64; State::ALL.len()], 0);
+        let (mut by_state, mut all_open) = ([0; State::ALL.len()], 0);
         let mut open = self.connection.prepare_cached(include_str!("sql/count_open.sql"))?;
-        let mut rows = open.query([])?;
+        let mut rows = open.query([INDEXED_MAX])?;
         while let Some(row) = rows.next()? {
             let (code, count) = (row.get::<_, i64>(0)?, row.get::<_, i64>(1)?);
             all_open += count;
             let state = u8::try_from(code).ok().and_then(State::from_code);
             match State::ALL.iter().position(|known| Some(*known) == state) {
-                Some(at) => by_state[at] = count.cast_unsigned(),
+                Some(at) => by_state[at] = count,
                 // A newer release wrote them. They must not hide the others.
                 None => tracing::warn!(
                     code,
@@ -200,28 +200,29 @@ impl View<'_> {
                 ),
             }
         }
-        let number = |sql: &str| {
+        let number = |sql: &str, params: &[&dyn ToSql]| {
             let mut statement = self.connection.prepare_cached(sql)?;
-            statement.query_row([], |row| row.get::<_, i64>(0))
+            statement.query_row(params, |row| row.get::<_, i64>(0))
         };
         let completed = match self.count_small(State::FINAL)? {
             Some(completed) => RowCount::Exact(completed),
             None => {
-                let others = number(include_str!("sql/count_estimate.sql"))? - all_open;
+                let others = number(include_str!("sql/count_estimate.sql"), &[])? - all_open;
                 RowCount::Estimated(others.max(0).cast_unsigned())
             }
         };
-        let letters = number(include_str!("sql/count_dead_letters.sql"))?;
-        let effects = number(include_str!("sql/count_effects.sql"))?;
+        let letters = number(include_str!("sql/count_dead_letters.sql"), &[&INDEXED_MAX])?;
+        let effects = number(include_str!("sql/count_effects.sql"), &[&INDEXED_MAX])?;
         let mut oldest = self.connection.prepare_cached(include_str!("sql/oldest_unknown.sql"))?;
-        let oldest: Option<i64> = oldest.query_row([State::UNSETTLED.code()], |row| row.get(0))?;
+        let unknown = params![State::UNSETTLED.code(), INDEXED_MAX];
+        let oldest: Option<i64> = oldest.query_row(unknown, |row| row.get(0))?;
         Ok(RecordCounts {
             by_state: std::array::from_fn(|at| match State::ALL[at] {
                 State::FINAL => completed,
-                _ => RowCount::Exact(by_state[at]),
+                _ => bounded_count(by_state[at]),
             }),
-            dead_letters: RowCount::Exact(letters.cast_unsigned()),
-            dead_effects: RowCount::Exact(effects.cast_unsigned()),
+            dead_letters: bounded_count(letters),
+            dead_effects: bounded_count(effects),
             oldest_unknown: oldest.map(|at| self.now.since(Timestamp::from_micros(at))),
         })
     }
@@ -237,6 +238,18 @@ impl View<'_> {
     }
 }
 
+/// Returns a count that stopped at [`INDEXED_MAX`]: there are as many at least.
+fn bounded_count(rows: i64) -> RowCount {
+    match rows < INDEXED_MAX {
+        true => RowCount::Exact(rows.cast_unsigned()),
+        false => RowCount::Estimated(rows.cast_unsigned()),
+    }
+}
+
+/// Rows up to which open records of a state, dead letters and dead effects are counted: some milliseconds of an index, and some
+/// hundred for the unknown ones, whose rows are read. Gauges ask every minute, and operators wait for the same thread.
+const INDEXED_MAX: i64 = 100_000;
+
 /// Largest table whose completed records are counted: a millisecond. With more an estimate is good enough.
 const COUNTED_MAX: u32 = 10_000;
 
@@ -247,3 +260,15 @@ const LIST_FOR: Duration = Duration::from_secs(2);
 
 /// Rows of one piece of a scan: some milliseconds, so that no snapshot keeps the log from starting over.
 const PIECE_ROWS: u32 = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_that_stopped_at_its_bound_is_an_estimate() {
+        assert_eq!(bounded_count(0), RowCount::Exact(0));
+        assert_eq!(bounded_count(INDEXED_MAX - 1), RowCount::Exact(99_999));
+        assert_eq!(bounded_count(INDEXED_MAX), RowCount::Estimated(100_000), "or more");
+    }
+}

@@ -1,12 +1,13 @@
 //! Looks at a file and writes nothing, so that one which opening would refuse can still be described.
 
+use ibid_core::effect::OPERATOR_STATE_CODES;
 use ibid_core::record::State;
 use rusqlite::Connection;
 
 use super::open::{self, SqliteOpenError, open_error};
 use super::schema::{self, Layout};
 use super::{StoreFile, reader};
-use crate::store::checkup::{Checkup, OpenCases, Role, Schema, Setting, effects_for_operators};
+use crate::store::checkup::{Checkup, OpenCases, Role, Schema, Setting};
 use crate::store::run_times::{POLICIES_MAX, RunRow, RunSampler, RunTimes, SAMPLE_MAX};
 use crate::store::schema_steps::SchemaState;
 
@@ -74,17 +75,18 @@ fn durability(connection: &Connection) -> rusqlite::Result<Vec<Setting>> {
 
 fn open_cases(connection: &Connection) -> rusqlite::Result<OpenCases> {
     let mut cases = OpenCases::default();
+    // An operator asks once, and wants all of them counted.
     let mut open = connection.prepare(include_str!("sql/count_open.sql"))?;
-    let mut rows = open.query([])?;
+    let mut rows = open.query([i64::MAX])?;
     while let Some(row) = rows.next()? {
         if row.get::<_, u8>(0)? == State::UNSETTLED.code() {
             cases.unknown = row.get::<_, i64>(1)?.cast_unsigned();
         }
     }
     let letters = include_str!("sql/count_dead_letters.sql");
-    cases.dead_letters = connection.query_row(letters, [], |row| row.get::<_, i64>(0))?.cast_unsigned();
-    let states = effects_for_operators();
-    let effects = connection.query_row(include_str!("sql/effects.sql"), states, |row| {
+    cases.dead_letters =
+        connection.query_row(letters, [i64::MAX], |row| row.get::<_, i64>(0))?.cast_unsigned();
+    let effects = connection.query_row(include_str!("sql/effects.sql"), OPERATOR_STATE_CODES, |row| {
         Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get::<_, i64>(1)?.cast_unsigned()))
     });
     (cases.effects_unknown, cases.effects_dead) = effects?;

@@ -27,20 +27,22 @@ use tokio::sync::oneshot;
 use self::chore::{ChoreContext, ChoreJob, ChoreKind};
 use self::queue::{CommitJob, Job, JobQueue, QueueRefusal, RenewJob, Serving};
 use self::reader::{Answering, Questions, Reader};
-use self::sql_side::PolicyNumbers;
+use self::sql_store::PolicyNumbers;
 use self::writer::CommitCounters;
 use super::checkup::Checkup;
 use super::clock::Clock;
 use super::read_only_query::{ReadOnlyQueryError, RowCallback};
 use super::schema_steps::Migration;
+use super::send_limit::{SendLimit, reply_or_withdraw};
 
 mod batch;
 mod browse;
 mod checkup;
 mod chore;
+mod closure;
 mod copy;
+mod error;
 mod evidence;
-mod failure;
 mod open;
 mod order;
 mod policies;
@@ -49,9 +51,8 @@ mod read_only_query;
 mod reader;
 mod reap;
 mod row;
-mod run;
 mod schema;
-mod sql_side;
+mod sql_store;
 mod writer;
 
 pub use self::open::SqliteOpenError;
@@ -324,8 +325,16 @@ impl Store for SqliteStore {
         change: Arc<Change>,
         send_by: Option<Instant>,
     ) -> BoxFuture<'_, Result<Commit, StoreError>> {
-        let job = move |reply| Job::Commit(CommitJob { change, send_by, reply });
-        Box::pin(self.write("commit", job))
+        const OP: &str = "commit";
+        Box::pin(async move {
+            let limit = send_by.map(SendLimit::new);
+            let (reply, answer) = oneshot::channel();
+            let job = Job::Commit(CommitJob { change, limit: limit.clone(), reply });
+            self.jobs.push(job).map_err(|refused| refused.store_error(OP))?;
+            // Without a reply the thread is gone, as in [`SqliteStore::write`].
+            let gone = || Err(StoreError::transient(NAME, OP, QueueRefusal::Closed));
+            reply_or_withdraw(answer, limit, (NAME, OP)).await.unwrap_or_else(gone)
+        })
     }
 
     fn renew(

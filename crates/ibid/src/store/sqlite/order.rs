@@ -52,7 +52,7 @@ pub(super) fn lower(connection: &Connection, removed: u64) -> rusqlite::Result<(
 
 /// Returns the number of the last ordered row, and of the last row.
 fn ordered_and_last(connection: &Connection) -> rusqlite::Result<(i64, i64)> {
-    let mut select = connection.prepare_cached(include_str!("sql/order_place.sql"))?;
+    let mut select = connection.prepare_cached(include_str!("sql/order_position.sql"))?;
     select.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))
 }
 

@@ -1,13 +1,14 @@
 //! The bounded queue between the async side and the thread that writes. It decides what shares a transaction.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use foldhash::fast::RandomState;
 use ibid_core::change::{Change, Commit};
 use ibid_core::record::Version;
-use ibid_core::scope::RecordId;
+use ibid_core::scope::{RecordId, Tenant};
 use ibid_core::store::{RenewOutcome, StoreError};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::oneshot::Sender;
@@ -15,12 +16,13 @@ use tokio::sync::oneshot::Sender;
 use super::NAME;
 use super::chore::{Chore, ChoreKind};
 use super::writer::Writer;
+use crate::store::send_limit::SendLimit;
 
 /// A change that waits for its commit.
 pub(super) struct CommitJob {
     pub(super) change: Arc<Change>,
     /// Instant at which its client gives up. The change is not sent after that.
-    pub(super) send_by: Option<Instant>,
+    pub(super) limit: Option<SendLimit>,
     pub(super) reply: Sender<Result<Commit, StoreError>>,
 }
 
@@ -88,8 +90,9 @@ struct Lanes {
     closures: VecDeque<Closure>,
     /// Groups and closures take turns, so that neither waits for the whole of the other.
     is_closures_turn: bool,
-    /// Bytes of the queued commits, about.
-    weight: usize,
+    weight: QueuedWeight,
+    /// Changes that the writer gathers. It is woken once, by the last of them; zero: it is woken by any job.
+    gathering: usize,
     closed: bool,
 }
 
@@ -128,11 +131,12 @@ impl JobQueue {
         if lanes.closed {
             return Err(QueueRefusal::Closed);
         }
-        let is_full = lanes.weight >= WEIGHT_MAX;
         match job {
-            Job::Commit(job) if is_full && job.send_by.is_some() => return Err(QueueRefusal::Full),
+            Job::Commit(job) if job.limit.is_some() && lanes.weight.is_full_for(&job.change) => {
+                return Err(QueueRefusal::Full);
+            }
             Job::Commit(job) => {
-                lanes.weight += weight(&job.change);
+                lanes.weight.add(&job.change);
                 lanes.commits.push_back(job);
             }
             Job::Renew(job) => lanes.renewals.push_back(job),
@@ -146,8 +150,12 @@ impl JobQueue {
             Job::Closure(_) if lanes.closures.len() >= CLOSURES_MAX => return Err(QueueRefusal::Full),
             Job::Closure(closure) => lanes.closures.push_back(closure),
         }
+        // A wake for each change that is gathered would cost its caller a system call, and the processor of the next caller.
+        let is_gathered = lanes.commits.len() >= lanes.gathering;
         drop(lanes);
-        self.filled.notify_one();
+        if is_gathered {
+            self.filled.notify_one();
+        }
         Ok(())
     }
 
@@ -174,11 +182,13 @@ impl JobQueue {
     /// Waits until `expected` changes are queued, or `gather` is over.
     fn gather(&self, lanes: &mut MutexGuard<'_, Lanes>, expected: usize, gather: Duration) {
         let until = Instant::now() + gather;
+        lanes.gathering = expected;
         while lanes.commits.len() < expected && !lanes.closed {
             if self.filled.wait_until(lanes, until).timed_out() {
                 break;
             }
         }
+        lanes.gathering = 0;
     }
 
     /// Takes no more jobs; those that are queued are still done.
@@ -231,7 +241,7 @@ impl Lanes {
             if bytes > GROUP_BYTES_MAX && !commits.is_empty() {
                 break;
             }
-            self.weight -= weight(&job.change);
+            self.weight.subtract(&job.change);
             commits.extend(self.commits.pop_front());
         }
         Next::Group(Group { renewals, commits, chores: self.next_chores() })
@@ -264,6 +274,52 @@ impl Drop for Serving {
     }
 }
 
+/// Bytes of the queued commits, about. One tenant may fill half of the bound.
+///
+/// T1 (a tenant) sends 64 requests with bodies of a megabyte at once; without a share for each tenant, the begins of all
+/// others would be refused until the disk has taken them.
+#[derive(Default)]
+struct QueuedWeight {
+    total: usize,
+    by_tenant: HashMap<Tenant, usize, RandomState>,
+}
+
+impl QueuedWeight {
+    /// Returns whether another begin has to be refused.
+    fn is_full_for(&self, change: &Change) -> bool {
+        let queued = tenant(change).and_then(|tenant| self.by_tenant.get(tenant));
+        self.total >= WEIGHT_MAX || queued.is_some_and(|queued| *queued >= WEIGHT_MAX / TENANT_PART)
+    }
+
+    fn add(&mut self, change: &Change) {
+        let weight = weight(change);
+        self.total += weight;
+        let Some(tenant) = tenant(change) else { return };
+        match self.by_tenant.get_mut(tenant) {
+            Some(queued) => *queued += weight,
+            None => drop(self.by_tenant.insert(tenant.clone(), weight)),
+        }
+    }
+
+    fn subtract(&mut self, change: &Change) {
+        let weight = weight(change);
+        self.total -= weight;
+        let Some(tenant) = tenant(change) else { return };
+        if let Some(queued) = self.by_tenant.get_mut(tenant) {
+            *queued -= weight;
+            if *queued == 0 {
+                self.by_tenant.remove(tenant);
+            }
+        }
+    }
+}
+
+/// Returns the tenant that a change counts for; `None` if it writes no record, so that it is no begin, and in a deployment without
+/// tenants, where there is no other one to leave room for.
+fn tenant(change: &Change) -> Option<&Tenant> {
+    change.draft.as_ref().map(|draft| &draft.identity.tenant).filter(|tenant| !tenant.is_only())
+}
+
 /// Returns about how many bytes a change takes in memory and on disk.
 fn weight(change: &Change) -> usize {
     ROW_BYTES + change.body_bytes()
@@ -275,6 +331,9 @@ const ROW_BYTES: usize = 1 << 10;
 /// Largest weight of queued changes before begins are refused. At a kilobyte for a small change this is over a second of
 /// a fast disk's work; a change that waits longer is past its client's patience.
 const WEIGHT_MAX: usize = 64 << 20;
+
+/// One tenant may have one byte in this many of [`WEIGHT_MAX`], as of all bounds that tenants share.
+const TENANT_PART: usize = 2;
 
 /// Most closures that wait. Each takes a flush, so the last of them waits for seconds.
 const CLOSURES_MAX: usize = 4096;
@@ -296,8 +355,9 @@ const GROUP_BYTES_MAX: usize = 4 << 20;
 
 #[cfg(test)]
 mod tests {
-    use ibid_core::change::Expect;
-    use ibid_core::record::Nonce;
+    use ibid_core::change::{BodyKind, Expect, StoredBody};
+    use ibid_core::record::{Nonce, State};
+    use ibid_testkit::contract::{TestRecord, draft, insert};
     use rusqlite::Connection;
     use tokio::sync::oneshot;
 
@@ -317,7 +377,9 @@ mod tests {
             history: Vec::new(),
             uses: None,
         };
-        Job::Commit(CommitJob { change: Arc::new(change), send_by, reply: oneshot::channel().0 })
+        let limit = send_by.map(SendLimit::new);
+        let reply = oneshot::channel().0;
+        Job::Commit(CommitJob { change: Arc::new(change), limit, reply })
     }
 
     fn renewal() -> Job {
@@ -408,6 +470,50 @@ mod tests {
         queue.push(change(2, None)).expect("a finish is never refused");
         queue.push(renewal()).expect("a renewal is never refused");
         assert_eq!(take(&queue).1.len(), CHANGES_MAX);
+    }
+
+    #[test]
+    fn one_tenant_leaves_room_for_the_begins_of_others() {
+        let begin = |name: &str| {
+            let name = TestRecord::of(name, "key-1");
+            let request = StoredBody { kind: BodyKind::Request, data: vec![7; 1 << 20].into() };
+            let change = Change { bodies: vec![request], ..insert(&name, draft(&name, State::InProgress)) };
+            Job::Commit(CommitJob {
+                change: Arc::new(change),
+                limit: Some(SendLimit::new(Instant::now())),
+                reply: oneshot::channel().0,
+            })
+        };
+        let push_all = |queue: &JobQueue, tenant| {
+            (0..WEIGHT_MAX >> 20).take_while(|_| queue.push(begin(tenant)).is_ok()).count()
+        };
+        let queue = JobQueue::new();
+        assert_eq!(push_all(&queue, "greedy"), 32, "half");
+        assert_eq!(push_all(&queue, "other"), 32, "the other half");
+        assert_eq!(queue.push(begin("third")), Err(QueueRefusal::Full), "the bound of all");
+        while !take(&queue).1.is_empty() {}
+        assert_eq!(push_all(&queue, "greedy"), 32, "what is taken out is free again");
+        assert!(queue.lock().weight.by_tenant.len() == 1, "and no other tenant is remembered");
+        let queue = JobQueue::new();
+        assert_eq!(push_all(&queue, Tenant::only().as_str()), 64, "the only tenant may have all");
+    }
+
+    #[test]
+    fn a_gathering_ends_with_the_last_change_it_expects() {
+        let queue = JobQueue::new();
+        let taker = queue.clone();
+        queue.push(change(1, None)).expect("there is room");
+        // It would wait for a day.
+        let thread = std::thread::spawn(move || match taker.take(None, 3, Duration::from_secs(86_400)) {
+            Next::Group(group) => (group.renewals.len(), group.commits.len()),
+            Next::Closure(_) | Next::Idle | Next::Closed => (0, 0),
+        });
+        for job in [renewal(), change(2, None), change(3, None)] {
+            queue.push(job).expect("there is room");
+        }
+        assert_eq!(thread.join().expect("it returns"), (1, 3));
+        queue.push(change(4, None)).expect("there is room");
+        assert_eq!(take(&queue), (0, vec![4]), "and what comes next gathers nothing");
     }
 
     #[test]

@@ -16,7 +16,7 @@ use ibid_core::time::Timestamp;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::failure::{spoils_connection, store_error};
+use super::error::{spoils_connection, store_error};
 use super::policies::Policies;
 use super::queue::QueueRefusal;
 use super::{StoreFile, open, row};
@@ -179,7 +179,7 @@ impl View<'_> {
     ) -> rusqlite::Result<Page<StoredRecord>> {
         let (at, after) = after.and_then(parse_cursor).unwrap_or((i64::MIN, 0));
         let params = params![state.code(), self.now.as_micros(), at, after, ROWS_MAX];
-        let scan = self.scan(include_str!("sql/due.sql"), params, limit, |_| true, place_cursor)?;
+        let scan = self.scan(include_str!("sql/due.sql"), params, limit, |_| true, position_cursor)?;
         Ok(scan.page(limit))
     }
 
@@ -230,20 +230,25 @@ pub(super) fn setting(connection: &Connection, name: &str) -> rusqlite::Result<O
     setting.query_row([name], |row| row.get(0).map(|value: Vec<u8>| Bytes::from(value))).optional()
 }
 
-/// Encodes a place: an instant, and a row as the tie-breaker.
+/// Encodes a position: an instant, and a row as the tie-breaker.
 pub(super) fn cursor_of(at: i64, row: i64) -> Cursor {
     Cursor(Bytes::from([at.to_be_bytes(), row.to_be_bytes()].concat()))
 }
 
-/// Decodes the place of [`cursor_of`]; `None` if this is another cursor.
+/// Decodes the position of [`cursor_of`]; `None` if this is another cursor.
 pub(super) fn parse_cursor(cursor: &Cursor) -> Option<(i64, i64)> {
-    let (at, row) = cursor.0.split_first_chunk::<8>()?;
+    parse_position(&cursor.0)
+}
+
+/// Decodes an instant and a row.
+pub(super) fn parse_position(bytes: &[u8]) -> Option<(i64, i64)> {
+    let (at, row) = bytes.split_first_chunk::<8>()?;
     Some((i64::from_be_bytes(*at), i64::from_be_bytes(row.try_into().ok()?)))
 }
 
-/// Returns the cursor behind a row that ends with its place.
-pub(super) fn place_cursor(row: &Row<'_>) -> rusqlite::Result<Cursor> {
-    row::place(row).map(|(at, row)| cursor_of(at, row))
+/// Returns the cursor behind a row that ends with its position.
+pub(super) fn position_cursor(row: &Row<'_>) -> rusqlite::Result<Cursor> {
+    row::position(row).map(|(at, row)| cursor_of(at, row))
 }
 
 /// Rows that one scan reads at most, whether they fit or not: some hundred milliseconds. The page then continues behind

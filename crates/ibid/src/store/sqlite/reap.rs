@@ -12,7 +12,7 @@ use ibid_core::time::Timestamp;
 use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
 
 use super::chore::ChoreContext;
-use super::failure::{self, FailureReach};
+use super::error::{self, FailureReach};
 use super::order;
 
 /// Takes one step on `target`, in a transaction with `changes` changes.
@@ -59,7 +59,10 @@ pub(super) fn count(
         ReapTarget::Records => (include_str!("sql/ripe_index.sql"), now.as_micros()),
         ReapTarget::Effects { keep } => (include_str!("sql/ripe_effects.sql"), before(now, keep)),
         ReapTarget::History { keep } => (include_str!("sql/ripe_history.sql"), before(now, keep)),
-        ReapTarget::Policies => (include_str!("sql/ripe_policies.sql"), now.as_micros()),
+        ReapTarget::Policies => {
+            let mut policies = connection.prepare_cached(include_str!("sql/ripe_policies.sql"))?;
+            return policies.query_row(params![now.as_micros(), NAMED_MAX], count);
+        }
         ReapTarget::Room => return Ok(ReapCount::default()),
     };
     let mut total = connection.prepare_cached(sql)?.query_row([by], count)?;
@@ -76,34 +79,39 @@ pub(super) fn count(
     Ok(total)
 }
 
-/// Orders new rows, then visits ranges, then the index from `after` on, until `limit` rows are stripped or deleted.
+/// Orders new rows, then visits the index with a part of `limit`, then ranges, and with what is left the index again.
+///
+/// Under full load a range is always due, so an index that waited for the last of them would never be visited, and what is
+/// in it (202s, retries, settled unknowns) would stay forever.
 fn records(
     connection: &Connection,
     after: Option<&Cursor>,
     limit: u32,
     now: Timestamp,
 ) -> rusqlite::Result<ReapStep> {
-    let from = after.and_then(IndexPosition::of).unwrap_or(IndexPosition::START);
+    let mut position = after.and_then(IndexPosition::of).unwrap_or_else(|| IndexPosition::start(now));
     let is_ordered = order::order_rows(connection)?;
     let mut remover = Remover::new(connection)?;
-    let ranges_left = ranges(connection, &mut remover, limit, now)?;
-    // The index comes last, so that rows which stay are counted once.
+    let share_is_over = index(connection, &mut remover, &mut position, limit / INDEX_PART, now)?;
+    let ranges_left = ranges(connection, &mut remover, position, limit, now)?;
     let left = limit.saturating_sub(remover.count());
-    let next = match ranges_left || !is_ordered || left == 0 {
-        true => Some(from),
-        false => index(connection, &mut remover, from, left, now)?,
-    };
+    let is_over =
+        !ranges_left && is_ordered && left > 0 && index(connection, &mut remover, &mut position, left, now)?;
+    if share_is_over && !is_over && now.since(position.started) >= REVISIT_AFTER {
+        position = IndexPosition::start(now);
+    }
     let step = remover.step;
     if step.removed > 0 {
         order::lower(connection, step.removed)?;
     }
-    Ok(ReapStep { next: next.map(IndexPosition::cursor), ..step })
+    Ok(ReapStep { next: (!is_over).then(|| position.cursor()), ..step })
 }
 
 /// Visits ranges whose instant has come. Returns whether some are left.
 fn ranges(
     connection: &Connection,
     remover: &mut Remover<'_>,
+    position: IndexPosition,
     limit: u32,
     now: Timestamp,
 ) -> rusqlite::Result<bool> {
@@ -126,10 +134,14 @@ fn ranges(
         let mut ripe: Vec<(i64, i64, bool, bool)> = ripe.collect::<rusqlite::Result<_>>()?;
         ripe.sort_by_key(|(_, at, ..)| *at);
         for (row, at, may_go, is_purged) in ripe.iter().take(left as usize) {
-            // Rows that must stay move to the index, which passes over them. Those that the application holds are
-            // counted there, too.
-            if !may_go || !remover.remove(*row, *is_purged)? {
+            let is_held = *may_go && !remover.remove(*row, *is_purged)?;
+            // Rows that must stay move to the index, which passes over them.
+            if !may_go || is_held {
                 keep.execute([row, at])?;
+            }
+            // The index counts those that the application holds, if it still comes to them.
+            if is_held && (*at, *row) <= (position.at, position.row) {
+                remover.step.held += 1;
             }
         }
         if ripe.len() <= left as usize {
@@ -153,16 +165,17 @@ fn leave_range(connection: &Connection, first: i64, last: i64) -> rusqlite::Resu
     }
 }
 
-/// Removes rows of the index from a position on. Returns the position to continue at, if rows are left.
+/// Looks at up to `limit` rows of the index behind a position, removes them, and moves the position on. Returns whether no row
+/// is left.
 fn index(
     connection: &Connection,
     remover: &mut Remover<'_>,
-    from: IndexPosition,
+    position: &mut IndexPosition,
     limit: u32,
     now: Timestamp,
-) -> rusqlite::Result<Option<IndexPosition>> {
+) -> rusqlite::Result<bool> {
     let mut pick = connection.prepare_cached(include_str!("sql/reap_pick.sql"))?;
-    let rows = pick.query_map(params![now.as_micros(), from.at, from.row, limit], |row| {
+    let rows = pick.query_map(params![now.as_micros(), position.at, position.row, limit], |row| {
         Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, bool>(2)?))
     })?;
     let rows: Vec<(i64, i64, bool)> = rows.collect::<rusqlite::Result<_>>()?;
@@ -171,9 +184,9 @@ fn index(
         if !remover.remove(*row, *is_purged)? {
             remover.step.held += 1;
         }
+        (position.at, position.row) = (*at, *row);
     }
-    let is_full = rows.len() == limit as usize;
-    Ok(rows.last().filter(|_| is_full).map(|(row, at, _)| IndexPosition { at: *at, row: *row }))
+    Ok(rows.len() < limit as usize)
 }
 
 /// Deletes and strips rows, and counts them.
@@ -208,7 +221,7 @@ impl<'c> Remover<'c> {
             }
             // A row of the application refers to the record and forbids it. That is its right, and no reason to keep the
             // rows behind it.
-            Err(error) if failure::reach(&error) == FailureReach::One => {
+            Err(error) if error::reach(&error) == FailureReach::One => {
                 tracing::debug!(%error, row, "expired record kept: an application row references it");
                 Ok(false)
             }
@@ -231,17 +244,24 @@ impl<'c> Remover<'c> {
 struct IndexPosition {
     at: i64,
     row: i64,
+    /// Instant at which this pass over the index started.
+    started: Timestamp,
 }
 
 impl IndexPosition {
-    const START: IndexPosition = IndexPosition { at: i64::MIN, row: 0 };
+    fn start(now: Timestamp) -> IndexPosition {
+        IndexPosition { at: i64::MIN, row: 0, started: now }
+    }
 
     fn of(cursor: &Cursor) -> Option<IndexPosition> {
-        super::reader::parse_cursor(cursor).map(|(at, row)| IndexPosition { at, row })
+        let (started, position) = cursor.0.split_first_chunk::<8>()?;
+        let (at, row) = super::reader::parse_position(position)?;
+        Some(IndexPosition { at, row, started: Timestamp::from_micros(i64::from_be_bytes(*started)) })
     }
 
     fn cursor(self) -> Cursor {
-        super::reader::cursor_of(self.at, self.row)
+        let numbers = [self.started.as_micros(), self.at, self.row];
+        Cursor(numbers.map(i64::to_be_bytes).concat().into())
     }
 }
 
@@ -278,8 +298,12 @@ fn policies(connection: &Connection, limit: u32, now: Timestamp) -> rusqlite::Re
     if !order::order_rows(connection)? {
         return Ok(ReapStep { next: Some(Cursor::of_i64(0)), ..ReapStep::default() });
     }
+    let mut look = connection.prepare_cached(include_str!("sql/reap_policies_look.sql"))?;
+    if !look.query_row([now.as_micros()], |row| row.get::<_, bool>(0))? {
+        return Ok(ReapStep::default());
+    }
     let mut remove = connection.prepare_cached(include_str!("sql/reap_policies.sql"))?;
-    let removed = remove.execute(params![now.as_micros(), limit])? as u64;
+    let removed = remove.execute(params![now.as_micros(), limit, NAMED_MAX])? as u64;
     let next = (removed == u64::from(limit)).then_some(Cursor::of_i64(0));
     Ok(ReapStep { removed, next, ..ReapStep::default() })
 }
@@ -315,12 +339,23 @@ const STEP_MAX: u32 = 2000;
 /// Rows of a step that shares its transaction with few changes: less than a millisecond.
 const SHARED_MIN: u32 = 64;
 
+/// The part of a step that the index has, whether or not ranges are due: one row in four. Most keys are in ranges.
+const INDEX_PART: u32 = 4;
+
+/// Time after which a pass over the index that reached the end starts over although ranges are due. Rows that had to stay may go
+/// since then. It is as long as a round of the reaper, and a pass reads every row that stays.
+const REVISIT_AFTER: Duration = Duration::from_secs(60);
+
 /// Rows of a range that are read beyond the limit of a step, so that the oldest of them go first. Rows of one policy are
 /// in their order already.
 const SORTED_AHEAD: u32 = 64;
 
 /// Ranges in one step at most. A range costs a pass over its rows even if only few of them go.
 const RANGES_MAX: u32 = 16;
+
+/// Open records, and records that are long overdue, that a step over policies reads at most: ten milliseconds, and commits wait.
+/// With more no policy goes, because one of those that were not read may name it. A policy that stays costs a row.
+const NAMED_MAX: u32 = 10_000;
 
 /// Pages that one step returns at most: moving them takes some milliseconds, and commits wait.
 const PAGES_MAX: u32 = 512;

@@ -62,7 +62,7 @@ pub(super) fn short_id(row: &Row<'_>) -> String {
 }
 
 /// Columns behind those of the record: the position of the row in its list.
-pub(super) fn place(row: &Row<'_>) -> rusqlite::Result<(i64, i64)> {
+pub(super) fn position(row: &Row<'_>) -> rusqlite::Result<(i64, i64)> {
     Ok((row.get(RECORD_COLUMNS.len())?, row.get(RECORD_COLUMNS.len() + 1)?))
 }
 

@@ -34,6 +34,11 @@ impl Layout {
 /// These are two statements, and another process may make or upgrade the tables in between. That only ever leads
 /// forward, and [`migrate`] looks again once the write lock is ours.
 pub(super) fn look(file: &StoreFile, connection: &Connection) -> Result<Layout, SqliteOpenError> {
+    look_for(file, connection, newest_known_step())
+}
+
+/// Looks at the tables for a program that knows the steps up to `known`.
+fn look_for(file: &StoreFile, connection: &Connection, known: u32) -> Result<Layout, SqliteOpenError> {
     let path = || file.path.clone();
     let layout = connection.query_row(include_str!("sql/look.sql"), [], |row| {
         Ok((row.get::<_, bool>(0)?, row.get::<_, bool>(1)?, row.get::<_, i32>(2)?))
@@ -43,45 +48,58 @@ pub(super) fn look(file: &StoreFile, connection: &Connection) -> Result<Layout, 
         return Err(SqliteOpenError::EarlierBuild { path: path() });
     }
     match has_tables {
-        true => match (schema(file, connection)?, newest_known_step()) {
-            (found, known) if found.excludes(known) => {
+        true => match schema(file, connection)? {
+            found if found.excludes(known) => {
                 Err(SqliteOpenError::FromTheFuture { path: path(), found: found.step, known })
             }
-            (found, known) if !found.is_usable(known) && !file.options.upgrade => {
+            found if !found.is_usable(known) && !file.options.upgrade => {
                 Err(SqliteOpenError::NotMigrated { path: path(), found: found.step, known })
             }
-            (found, _) => Ok(Layout::Schema(found)),
+            found => Ok(Layout::Schema(found)),
         },
         false if file.options.create => Ok(Layout::Absent),
         false => Err(SqliteOpenError::NoTables { path: path() }),
     }
 }
 
-/// Runs the steps that are missing, in one transaction; a process that comes second finds them done. All other writers wait
-/// for it: SQLite builds no index in the background.
+/// Runs the steps that are missing; a process that comes second finds them done. All other writers wait for a step: SQLite
+/// builds no index in the background.
 pub(super) fn migrate(file: &StoreFile, connection: &Connection) -> Result<(), SqliteOpenError> {
-    let is_usable = |layout| matches!(layout, Layout::Schema(state) if state.is_usable(newest_known_step()));
-    if is_usable(look(file, connection)?) {
+    take_steps(file, connection, &STEPS[..newest_known_step() as usize])
+}
+
+/// Runs those of `steps` that are missing, each in its own transaction: a step that fails keeps those before it, and other writers
+/// have their turn in between. A file without tables gets all of them at once, because a process that opened it in between
+/// would refuse tables that are half made.
+fn take_steps(file: &StoreFile, connection: &Connection, steps: &[Step]) -> Result<(), SqliteOpenError> {
+    let known = u32::try_from(steps.len()).unwrap_or(u32::MAX);
+    let is_usable = |layout| matches!(layout, Layout::Schema(state) if state.is_usable(known));
+    let failed = |error| open_error(&file.path, error);
+    if is_usable(look_for(file, connection, known)?) {
         return Ok(());
     }
-    let failed = |error| open_error(&file.path, error);
-    // Processes that write all the time leave the lock free for moments only.
-    writer::begin(connection, file.options.busy_timeout).map_err(failed)?;
-    // The connection is dropped on an error, and the transaction with it.
-    let layout = look(file, connection)?;
-    if is_usable(layout) {
-        return connection.execute_batch("rollback").map_err(failed);
-    }
-    for (_, statements) in &STEPS[layout.step() as usize..newest_known_step() as usize] {
-        for statement in *statements {
+    loop {
+        // Processes that write all the time leave the lock free for moments only.
+        writer::begin(connection, file.options.busy_timeout).map_err(failed)?;
+        // The connection is dropped on an error, and the transaction with it.
+        let layout = look_for(file, connection, known)?;
+        if is_usable(layout) {
+            return connection.execute_batch("rollback").map_err(failed);
+        }
+        let first = layout.step() as usize;
+        let end = if layout == Layout::Absent { steps.len() } else { first + 1 };
+        for statement in steps[first..end].iter().flat_map(|(_, statements)| *statements) {
             connection.execute_batch(statement).map_err(failed)?;
         }
+        let needs = needs_at_least(steps[..end].iter().map(|(kind, _)| *kind));
+        for (name, value) in [(SCHEMA, u32::try_from(end).unwrap_or(known)), (NEEDS, needs)] {
+            connection.execute(include_str!("sql/schema_set.sql"), params![name, value]).map_err(failed)?;
+        }
+        connection.execute_batch("commit").map_err(failed)?;
+        if end == steps.len() {
+            return Ok(());
+        }
     }
-    let needs = needs_at_least(STEPS.iter().take(newest_known_step() as usize).map(|(kind, _)| *kind));
-    for (name, value) in [(SCHEMA, newest_known_step()), (NEEDS, needs)] {
-        connection.execute(include_str!("sql/schema_set.sql"), params![name, value]).map_err(failed)?;
-    }
-    connection.execute_batch("commit").map_err(failed)
 }
 
 /// Returns the schema in ibid's own table. It is written with the tables, so without it they are not ours, or damaged.
@@ -99,8 +117,11 @@ fn schema(file: &StoreFile, connection: &Connection) -> Result<SchemaState, Sqli
     Ok(SchemaState { step, needs: number(NEEDS)?.unwrap_or(step) })
 }
 
+/// A step of the schema: its effect on older programs, and its statements.
+type Step = (StepKind, &'static [&'static str]);
+
 /// The steps of the schema. Once a step is released, its files never change.
-const STEPS: &[(StepKind, &[&str])] = &[
+const STEPS: &[Step] = &[
     (
         StepKind::Expand,
         &[
@@ -131,3 +152,46 @@ const NEEDS: &str = "schema_needs";
 
 /// "ibid" in ASCII: the header of a file of the first builds.
 const EARLY_APPLICATION_ID: u32 = 0x6962_6964;
+
+#[cfg(test)]
+mod tests {
+    use crate::store::sqlite::{SqliteOptions, open};
+
+    use super::*;
+
+    #[test]
+    fn an_upgrade_that_fails_keeps_the_steps_before_it() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let options = SqliteOptions::default().with(|options| options.upgrade = true);
+        let file = StoreFile::new(&directory.path().join("ibid.db"), options).expect("a path");
+        let connect = || open::connect(&file).expect("the file opens");
+        let has_table = |name: &str| {
+            let find = "select exists (select 1 from sqlite_schema where name = ?1)";
+            connect().query_row(find, [name], |row| row.get::<_, bool>(0)).expect("it is looked up")
+        };
+        take_steps(&file, &connect(), &STEPS[..1]).expect("a new file");
+        let added: Step = (StepKind::Expand, &["create table added (n)"]);
+        let broken: Step = (StepKind::Contract, &["create table halfway (n)", "drop table missing"]);
+        take_steps(&file, &connect(), &[STEPS[0], added, broken]).expect_err("its last step fails");
+        let kept = schema(&file, &connect()).expect("it has a schema");
+        assert_eq!((kept.step, kept.needs), (2, 1), "an older program may still use it");
+        assert!(has_table("added") && !has_table("halfway"));
+        let mended: Step = (StepKind::Contract, &["create table halfway (n)"]);
+        take_steps(&file, &connect(), &[STEPS[0], added, mended]).expect("the rest of the steps");
+        let done = schema(&file, &connect()).expect("it has a schema");
+        assert_eq!((done.step, done.needs), (3, 3));
+    }
+
+    #[test]
+    fn a_new_file_gets_all_steps_or_none() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let file =
+            StoreFile::new(&directory.path().join("ibid.db"), SqliteOptions::default()).expect("a path");
+        let connect = || open::connect(&file).expect("the file opens");
+        let broken: Step = (StepKind::Expand, &["drop table missing"]);
+        take_steps(&file, &connect(), &[STEPS[0], broken]).expect_err("its last step fails");
+        assert_eq!(look(&file, &connect()).expect("it may be made"), Layout::Absent);
+        take_steps(&file, &connect(), STEPS).expect("a new file");
+        assert_eq!(schema(&file, &connect()).expect("it has a schema").step as usize, STEPS.len());
+    }
+}

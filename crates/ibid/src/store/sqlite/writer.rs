@@ -18,7 +18,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::batch::{ChangeGroup, run};
 use super::chore::{ChoreContext, ChoreKind};
-use super::failure::{self, FailureReach};
+use super::error::{self, FailureReach};
 use super::policies::Policies;
 use super::queue::{CommitJob, Group, Next, Serving};
 use super::{NAME, StoreFile, open};
@@ -43,7 +43,7 @@ pub(super) struct Writer {
     is_dirty: bool,
     /// Instant of the next check of the log's size.
     log_look_at: Instant,
-    /// Changes of the last group, and how long its commit took.
+    /// Changes of the last group, and how long its COMMIT took.
     last: (usize, Duration),
 }
 
@@ -92,7 +92,9 @@ impl Writer {
     /// Returns how many changes to wait for, and how long.
     ///
     /// Callers that were just answered send their next change a moment later. Without a pause they would split into two
-    /// cohorts that commit in turn, each half as large. A lone caller never waits: its last group was small.
+    /// cohorts that commit in turn, each half as large. A pause saves one COMMIT at most: the statements of a change cost the
+    /// same in a group of any size. So the pause is a part of that, and not of the whole transaction, which grows with the
+    /// group. A lone caller never waits: its last group was small.
     fn gathering(&self) -> (usize, Duration) {
         let (changes, took) = self.last;
         match changes < GATHER_MIN {
@@ -103,12 +105,13 @@ impl Writer {
 
     /// Commits a group, and replies to each of its jobs.
     fn commit(&mut self, mut group: Group) {
-        drop_late(&mut group.commits);
+        let now = Instant::now();
+        let is_late = |job: &mut CommitJob| job.limit.as_ref().is_some_and(|limit| limit.is_over(now));
+        refuse(group.commits.extract_if(.., is_late));
         if group.is_empty() {
             return;
         }
         self.is_dirty = true;
-        let started = Instant::now();
         let changes = group.commits.len();
         let leases: u64 = group.renewals.iter().map(|job| job.leases.len() as u64).sum();
         match self.commit_group(&mut group) {
@@ -116,7 +119,7 @@ impl Writer {
                 self.counters.commits.fetch_add(1, Ordering::Relaxed);
                 self.counters.changes.fetch_add(changes as u64, Ordering::Relaxed);
                 self.counters.renewals.fetch_add(leases, Ordering::Relaxed);
-                self.last = (changes, started.elapsed());
+                self.last = (changes, outcomes.flushed_in);
                 outcomes.reply(group);
             }
             Err(failure) => {
@@ -130,10 +133,14 @@ impl Writer {
     /// rest is run again.
     fn commit_group(&mut self, group: &mut Group) -> Result<GroupOutcomes, GroupFailure> {
         self.set_flush(group.must_flush()).and_then(|()| self.begin()).map_err(GroupFailure::unwritten)?;
-        let outcomes = match self.apply(group) {
+        // Not before, because another process may have held the write lock for long.
+        let now = Instant::now();
+        let is_late = |job: &mut CommitJob| job.limit.as_mut().is_some_and(|limit| !limit.claim(now));
+        refuse(group.commits.extract_if(.., is_late));
+        let mut outcomes = match self.apply(group) {
             Ok(outcomes) => outcomes,
             Err((error, kind)) => {
-                self.roll_back(failure::spoils_connection(&error));
+                self.roll_back(error::spoils_connection(&error));
                 let failure = GroupFailure::unwritten(error);
                 for chore in group.chores.extract_if(.., |chore| Some(chore.kind()) == kind) {
                     chore.fail(failure.store_error(CHORE));
@@ -144,9 +151,12 @@ impl Writer {
         };
         // `begin` leaves a connection.
         let connection = self.connection.as_ref().expect("a transaction is open");
-        run(connection, "commit").map(|()| outcomes).map_err(|error| {
-            let is_unwritten = failure::refused_commit(&error);
-            self.roll_back(failure::spoils_connection(&error));
+        let started = Instant::now();
+        let committed = run(connection, "commit");
+        outcomes.flushed_in = started.elapsed();
+        committed.map(|()| outcomes).map_err(|error| {
+            let is_unwritten = error::refused_commit(&error);
+            self.roll_back(error::spoils_connection(&error));
             GroupFailure { error: Arc::new(error), is_unwritten }
         })
     }
@@ -177,15 +187,15 @@ impl Writer {
                 // SQLite has undone the statement that failed, and a small chore is no more than that.
                 Err(error)
                     if chore.kind() != ChoreKind::Step
-                        && failure::reach(&error) == FailureReach::One
+                        && error::reach(&error) == FailureReach::One
                         && !connection.is_autocommit() =>
                 {
-                    group.chores.remove(next).fail(failure::store_error(CHORE, error).unwritten());
+                    group.chores.remove(next).fail(error::store_error(CHORE, error).unwritten());
                 }
                 Err(error) => return Err((error, Some(chore.kind()))),
             }
         }
-        Ok(GroupOutcomes { renewals, commits })
+        Ok(GroupOutcomes { renewals, commits, flushed_in: Duration::ZERO })
     }
 
     /// Sets whether the next commit is flushed. A transaction that holds only a step of the reaper is not: in a write-ahead
@@ -214,7 +224,7 @@ impl Writer {
         };
         let result = begin(connection, self.file.options.busy_timeout);
         if let Err(error) = &result {
-            self.roll_back(failure::spoils_connection(error));
+            self.roll_back(error::spoils_connection(error));
         }
         result
     }
@@ -262,6 +272,8 @@ impl Writer {
 struct GroupOutcomes {
     renewals: Vec<Vec<RenewOutcome>>,
     commits: Vec<Result<Commit, StoreError>>,
+    /// Time that COMMIT took.
+    flushed_in: Duration,
 }
 
 impl GroupOutcomes {
@@ -301,7 +313,7 @@ impl GroupFailure {
     }
 
     fn store_error(&self, op: &'static str) -> StoreError {
-        let error = match failure::reach(&self.error) {
+        let error = match error::reach(&self.error) {
             FailureReach::Moment => StoreError::transient(NAME, op, self.error.clone()),
             FailureReach::One | FailureReach::Lasting => StoreError::lasting(NAME, op, self.error.clone()),
         };
@@ -309,11 +321,9 @@ impl GroupFailure {
     }
 }
 
-/// Drops changes whose client has given up, before anything is sent to the disk.
-fn drop_late(commits: &mut Vec<CommitJob>) {
-    let now = Instant::now();
-    let is_late = |job: &mut CommitJob| job.send_by.is_some_and(|send_by| send_by < now);
-    for job in commits.extract_if(.., is_late) {
+/// Refuses changes that were not sent in time.
+fn refuse(late: impl Iterator<Item = CommitJob>) {
+    for job in late {
         drop(job.reply.send(Err(StoreError::overloaded(NAME, "commit"))));
     }
 }
@@ -372,7 +382,7 @@ const LOG_LOOK_EVERY: Duration = Duration::from_secs(10);
 /// A group of fewer changes is not worth waiting for its callers.
 const GATHER_MIN: usize = 4;
 
-/// The writer waits for at most this part of the time that its last commit took.
+/// The writer waits for at most this part of the time that its last COMMIT took.
 const GATHER_PART: u32 = 8;
 
 /// The writer never waits longer than this for callers, however slow the disk is.

@@ -1,7 +1,7 @@
 //! Transactions that the caller opened on its own connection.
 
 use futures_util::FutureExt;
-use ibid::transaction::rusqlite::RusqliteTx;
+use ibid::transaction::rusqlite::RusqliteScopedTx;
 use ibid::transaction::{OwnedTx, SqlFault};
 use ibid_core::sql::Param;
 
@@ -17,14 +17,14 @@ const COUNT: &str = "select count(*) from thing";
 fn rusqlite_needs_no_runtime() {
     let test_db = TestDatabase::sqlite();
     let mut connection = rusqlite::Connection::open(&test_db.at).unwrap();
-    let mut tx = RusqliteTx::begin(&mut connection).unwrap();
+    let mut tx = RusqliteScopedTx::begin(&mut connection).unwrap();
     execute(&mut tx, TABLE, &[]).now_or_never().unwrap().unwrap();
     execute(&mut tx, INSERT, &[Param::I64(1)]).now_or_never().unwrap().unwrap();
     tx.commit().now_or_never().unwrap().unwrap();
-    let mut tx = RusqliteTx::begin(&mut connection).unwrap();
+    let mut tx = RusqliteScopedTx::begin(&mut connection).unwrap();
     execute(&mut tx, INSERT, &[Param::I64(2)]).now_or_never().unwrap().unwrap();
     drop(tx);
-    let mut tx = RusqliteTx::begin(&mut connection).unwrap();
+    let mut tx = RusqliteScopedTx::begin(&mut connection).unwrap();
     assert_eq!(number(&mut tx, COUNT).now_or_never().unwrap(), 1);
 }
 
@@ -34,12 +34,12 @@ fn an_ended_rusqlite_transaction_takes_no_statements() {
     let test_db = TestDatabase::sqlite();
     let mut connection = rusqlite::Connection::open(&test_db.at).unwrap();
     connection.execute_batch("create table thing (id integer primary key, n integer not null)").unwrap();
-    let mut tx = RusqliteTx::begin(&mut connection).unwrap();
+    let mut tx = RusqliteScopedTx::begin(&mut connection).unwrap();
     tx.execute_batch("rollback").unwrap();
     let late = execute(&mut tx, INSERT, &[Param::I64(1)]).now_or_never().unwrap();
     assert_eq!(fault_of(late), Some(SqlFault::Wrong));
     assert_eq!(fault_of(tx.commit().now_or_never().unwrap()), Some(SqlFault::Wrong));
-    let mut tx = RusqliteTx::begin(&mut connection).unwrap();
+    let mut tx = RusqliteScopedTx::begin(&mut connection).unwrap();
     assert_eq!(number(&mut tx, COUNT).now_or_never().unwrap(), 0);
 }
 
@@ -48,7 +48,7 @@ fn rusqlite_does_not_roll_back_a_foreign_transaction() {
     let test_db = TestDatabase::sqlite();
     let mut connection = rusqlite::Connection::open(&test_db.at).unwrap();
     connection.execute_batch("begin; create table thing (id integer primary key, n integer)").unwrap();
-    assert_eq!(fault_of(RusqliteTx::begin(&mut connection)), Some(SqlFault::Wrong));
+    assert_eq!(fault_of(RusqliteScopedTx::begin(&mut connection)), Some(SqlFault::Wrong));
     connection.execute_batch("commit; select * from thing").unwrap();
 }
 

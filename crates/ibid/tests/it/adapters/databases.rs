@@ -87,7 +87,7 @@ impl Adapter for RusqliteConnections {
     }
 
     async fn by_caller(
-        tx: &mut ibid::transaction::rusqlite::RusqliteTx<'static>,
+        tx: &mut ibid::transaction::rusqlite::RusqliteTx,
         sql: &'static str,
     ) -> Result<(), TxError> {
         Ok(tx.execute_batch(sql)?)
@@ -111,8 +111,8 @@ mod sqlx_sqlite {
             SqlxSqlite(pool.connect_with(file.busy_timeout(patience)).await.unwrap())
         }
 
-        async fn by_caller(tx: &mut SqlxSqliteTx<'static>, sql: &'static str) -> Result<(), TxError> {
-            sqlx::query(sql).execute(&mut **tx).await?;
+        async fn by_caller(tx: &mut SqlxSqliteTx, sql: &'static str) -> Result<(), TxError> {
+            sqlx::query(sql).execute(tx.conn()).await?;
             Ok(())
         }
     }
@@ -134,8 +134,8 @@ mod sqlx_postgres {
             SqlxPostgres(pool.connect(&test_db.at).await.unwrap())
         }
 
-        async fn by_caller(tx: &mut SqlxPostgresTx<'static>, sql: &'static str) -> Result<(), TxError> {
-            sqlx::query(sql).execute(&mut **tx).await?;
+        async fn by_caller(tx: &mut SqlxPostgresTx, sql: &'static str) -> Result<(), TxError> {
+            sqlx::query(sql).execute(tx.conn()).await?;
             Ok(())
         }
     }
@@ -157,8 +157,8 @@ mod sqlx_mysql {
             SqlxMysql(pool.connect(&test_db.at).await.unwrap())
         }
 
-        async fn by_caller(tx: &mut SqlxMysqlTx<'static>, sql: &'static str) -> Result<(), TxError> {
-            sqlx::query(sql).execute(&mut **tx).await?;
+        async fn by_caller(tx: &mut SqlxMysqlTx, sql: &'static str) -> Result<(), TxError> {
+            sqlx::query(sql).execute(tx.conn()).await?;
             Ok(())
         }
     }
@@ -186,7 +186,7 @@ mod mysql_async {
             MysqlAsync::new(pool).with_wait_max(patience)
         }
 
-        async fn by_caller(tx: &mut MysqlAsyncTx<'static>, sql: &'static str) -> Result<(), TxError> {
+        async fn by_caller(tx: &mut MysqlAsyncTx, sql: &'static str) -> Result<(), TxError> {
             tx.query_drop(sql).await?;
             Ok(())
         }

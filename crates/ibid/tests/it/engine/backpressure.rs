@@ -1,5 +1,7 @@
 //! Refusals under load, and their `Retry-After`: the breaker, the queue of begins, and duplicates.
 
+use ibid::store::sqlite::{SqliteOptions, SqliteStore};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::*;
@@ -65,6 +67,49 @@ async fn a_probe_whose_reply_is_lost_does_not_close_the_breaker() {
     let refused = world.ibid.begin(world.ask("ambiguous")).await.expect_err("no reply");
     assert!(world.store.commits() > before, "it was sent");
     assert!(world.ibid.is_breaker_open() && refused.retry_after() > Duration::from_secs(1), "{refused:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn begins_dropped_unsent_cost_the_store_nothing_more() {
+    let world = world(Policy::default()).await;
+    world.store.set(StoreFault::DropsBegins);
+    let (begun, _) = begin_many(&world, 100).await;
+    assert_eq!(begun, 0);
+    world.ibid.settled().await;
+    assert_eq!((world.store.commits(), world.store.loads()), (100, 0), "no write over what was never sent");
+    assert!(!world.ibid.is_breaker_open(), "an overloaded store answers");
+}
+
+#[tokio::test]
+async fn begins_queued_behind_a_stalled_write_are_not_written_over() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("ibid.db");
+    let sqlite = Arc::new(SqliteStore::open(&path, SqliteOptions::default()).expect("it opens"));
+    let store = FaultyStore::new(sqlite.clone());
+    let settings = Settings::default().with(|settings| settings.begin_timeout = Duration::from_millis(20));
+    let ibid = Ibid::start(store.clone(), settings).await.expect("it starts");
+    let (_, hands) = Clock::manual(Timestamp::default());
+    let world = World { ibid, store, hands, policy: Arc::new(Policy::default()) };
+    let (stalled, is_stalled) = oneshot::channel();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let stall = tokio::spawn(async move {
+        let work = move |_: &mut rusqlite::Connection| {
+            stalled.send(()).expect("the test waits");
+            released.recv()
+        };
+        sqlite.run(work).await
+    });
+    is_stalled.await.expect("it runs");
+    let (begun, _) = begin_many(&world, 50).await;
+    assert_eq!(begun, 0);
+    assert!(world.ibid.is_breaker_open(), "a store that moves nothing does not answer");
+    release.send(()).expect("it waits");
+    assert_eq!(stall.await.expect("no panic").expect("it is written"), Ok(()));
+    world.ibid.settled().await;
+    assert_eq!(world.store.commits(), 50, "no write over what was never sent");
+    let browse = world.store.browse().expect("a store that can be browsed");
+    let stored = browse.list(RecordFilter::default()).await.expect("a list").items;
+    assert_eq!(stored.len(), 0, "{stored:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -53,7 +53,7 @@ async fn a_caller_dropped_during_finish_still_stores_its_response() {
 async fn a_finish_whose_caller_leaves_is_written_all_the_same() {
     let world = world(Policy::default()).await;
     let mut attempt = world.run("k").await;
-    attempt.ready().await.expect("a fresh lease");
+    attempt.ensure_lease().await.expect("a fresh lease");
     world.store.set(StoreFault::Hangs);
     let before = world.store.commits();
     let finish = tokio::spawn(attempt.finish(created_response()));
@@ -73,7 +73,7 @@ async fn a_finish_whose_caller_leaves_is_written_all_the_same() {
 async fn an_attempt_dropped_after_its_first_byte_is_unknown() {
     let world = world(Policy::default()).await;
     let mut attempt = world.run("k").await;
-    attempt.ready().await.expect("a fresh lease");
+    attempt.ensure_lease().await.expect("a fresh lease");
     drop(attempt);
     world.ibid.settled().await;
     assert_eq!(world.state().await, State::Unknown);
@@ -95,7 +95,7 @@ async fn an_attempt_that_may_not_send_is_released_when_dropped() {
     world.store.set(StoreFault::HangsRenewals);
     tokio::time::advance(world.policy.lease / 2).await;
     // The client leaves while the attempt asks.
-    let asked = tokio::time::timeout(Duration::from_secs(1), attempt.ready()).await;
+    let asked = tokio::time::timeout(Duration::from_secs(1), attempt.ensure_lease()).await;
     assert!(asked.is_err(), "the store does not answer");
     drop(attempt);
     world.ibid.settled().await;

@@ -24,7 +24,7 @@ async fn leases_of_many_attempts_are_renewed_together() {
     // Three renewals per lease and attempt, in one call for all that are due at about the same time.
     assert!(world.store.renewals() >= 10 && world.store.renewals() <= 40, "{} calls", world.store.renewals());
     for (mut attempt, renewal) in attempts {
-        attempt.ready().await.expect("the lease was renewed all the time");
+        attempt.ensure_lease().await.expect("the lease was renewed all the time");
         drop(renewal);
         let _ = attempt.release(ErrorCode::ClientGone).await;
     }
@@ -43,7 +43,7 @@ async fn a_renewal_that_hangs_is_repeated_before_the_lease_ends() {
     world.store.set(StoreFault::None);
     tokio::time::sleep(32 * SECOND).await;
     assert!(world.store.renewals() >= 2);
-    attempt.ready().await.expect("the lease was renewed");
+    attempt.ensure_lease().await.expect("the lease was renewed");
     let _ = attempt.release(ErrorCode::ClientGone).await;
 }
 
@@ -102,13 +102,13 @@ async fn an_attempt_past_half_its_lease_renews_before_its_first_byte() {
     let before = world.only_record().await.record.due_at;
     world.hands.advance(Duration::from_secs(31));
     tokio::time::advance(Duration::from_secs(31)).await;
-    attempt.ready().await.expect("renewed in time");
+    attempt.ensure_lease().await.expect("renewed in time");
     assert!(world.only_record().await.record.due_at > before);
     let _ = attempt.release(ErrorCode::ClientGone).await;
 
     let mut late = world.run("k").await;
     tokio::time::advance(Duration::from_secs(61)).await;
-    assert!(late.ready().await.is_err());
+    assert!(late.ensure_lease().await.is_err());
     assert!(matches!(late.release(ErrorCode::NotSent).await, Outcome::Released));
 }
 
@@ -121,7 +121,7 @@ async fn only_a_renewed_attempt_may_send_its_first_byte_late() {
         world.hands.advance(Duration::from_secs(20));
         tokio::time::sleep(Duration::from_secs(20)).await;
     }
-    attempt.ready().await.expect("the lease was renewed all the time");
+    attempt.ensure_lease().await.expect("the lease was renewed all the time");
     let _ = attempt.release(ErrorCode::ClientGone).await;
     renewal.await.expect("it ends with the attempt");
 
@@ -131,7 +131,7 @@ async fn only_a_renewed_attempt_may_send_its_first_byte_late() {
     world.store.set(StoreFault::Down);
     tokio::time::sleep(Duration::from_secs(61)).await;
     world.store.set(StoreFault::None);
-    assert!(silent.ready().await.is_err());
+    assert!(silent.ensure_lease().await.is_err());
     renewal.abort();
     drop(silent);
 }

@@ -63,6 +63,22 @@ async fn a_node_without_a_secret_that_records_name_does_not_start() {
     assert!(Ibid::start(world.store.clone(), with(&[new])).await.is_ok(), "once its records have gone");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_secret_that_a_start_took_off_the_list_is_put_back() {
+    let secret = |text: &str| Secret::new(text).expect("long enough");
+    let (old, new) = ("an old secret of some length", "a new secret of some length");
+    let with = |texts: &[&str]| {
+        Settings::default().with(|settings| settings.secrets = texts.iter().map(|t| secret(t)).collect())
+    };
+    let world = world_with(Policy::default(), with(&[new, old])).await;
+    // No record names the new secret yet, so a node without it takes it off the list.
+    Ibid::start(world.store.clone(), with(&[old])).await.expect("it starts");
+    let _ = world.run("k").await.finish(created_response()).await;
+    tokio::time::sleep(Settings::default().identity_valid_for).await;
+    let refused = Ibid::start(world.store.clone(), with(&[old])).await.err();
+    assert!(matches!(refused, Some(StartError::MissingSecret(id)) if id == secret(new).id()), "{refused:?}");
+}
+
 #[tokio::test]
 async fn a_store_used_with_another_identity_is_refused() {
     let world = world(Policy::default()).await;

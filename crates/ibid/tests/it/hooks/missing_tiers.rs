@@ -9,12 +9,8 @@ use super::*;
 /// Starts a guard on a memory store with these capabilities. Returns why it is refused.
 async fn start(tiers: Tiers, policy: Policy, reserved_by: ReservedBy) -> Result<IdempotencyLayer, String> {
     let store = FaultyStore::with_tiers(Arc::new(MemoryStore::new(Clock::system())), tiers);
-    let rule = Rule {
-        methods: vec![axum::http::Method::POST],
-        pattern: "/pay".to_owned(),
-        policy: Some(policy),
-        reserved_by,
-    };
+    let rule = Rule::new(vec![axum::http::Method::POST], "/pay", Some(policy))
+        .with(|rule| rule.reserved_by = reserved_by);
     let routes = Routes::new(Policy::default(), vec![rule]).expect("good routes");
     let settings = Settings::default().with(|settings| settings.identity = routes.identity("one"));
     let ibid = Ibid::start(store, settings).await.expect("it starts");

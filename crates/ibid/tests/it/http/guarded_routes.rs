@@ -27,24 +27,9 @@ async fn a_rule_guards_put_makes_the_key_optional_or_exempts_a_route() {
     let method = |name: &str| vec![name.parse().unwrap()];
     let optional = Policy::default().with(|policy| policy.key = KeyRule::Optional);
     let rules = vec![
-        Rule {
-            methods: method("PUT"),
-            pattern: "/things/{id}".into(),
-            policy: Some(Policy::default()),
-            reserved_by: Default::default(),
-        },
-        Rule {
-            methods: method("POST"),
-            pattern: "/pay".into(),
-            policy: Some(optional),
-            reserved_by: Default::default(),
-        },
-        Rule {
-            methods: method("POST"),
-            pattern: "/other".into(),
-            policy: None,
-            reserved_by: Default::default(),
-        },
+        Rule::new(method("PUT"), "/things/{id}", Some(Policy::default())),
+        Rule::new(method("POST"), "/pay", Some(optional)),
+        Rule::new(method("POST"), "/other", None),
     ];
     let world = world_with(Policy::default(), rules, Settings::default()).await;
     let put = || Post {

@@ -131,12 +131,7 @@ async fn after_retention_only_a_tombstone_refuses_a_key() {
         policy.tombstone = hour;
         policy.after_expiry = AfterExpiry::Refuse;
     });
-    let rule = Rule {
-        methods: vec![axum::http::Method::POST],
-        pattern: "/other".into(),
-        policy: Some(refuse),
-        reserved_by: Default::default(),
-    };
+    let rule = Rule::new(vec![axum::http::Method::POST], "/other", Some(refuse));
     let world = world_with(Policy::default(), vec![rule], Settings::default()).await;
     let other = || post_to("/other").with("idempotency-key", "k");
     world.send(other()).await;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use ibid::outbox::{
-    BoxError, CallOutcome, EffectCall, EffectHandler, NewEffect, SettledEffect, Worker, WorkerRound,
+    BoxError, CallOutcome, EffectCall, EffectHandler, NewEffect, RawPayload, SettledEffect, Worker,
+    WorkerRound,
 };
 use ibid::transaction::sqlx_postgres::SqlxPostgresTx;
 use ibid::transaction::{Database, IsolatedDatabase, Isolation};
@@ -16,7 +17,9 @@ use super::postgres::{Node, charge};
 
 const LEVELS: [Isolation; 3] = [Isolation::ReadCommitted, Isolation::RepeatableRead, Isolation::Serializable];
 
-const ONE_DONE: WorkerRound = WorkerRound { done: 1, again: 0, dead: 0, lost: 0 };
+fn one_done() -> WorkerRound {
+    WorkerRound::default().with(|round| round.done = 1)
+}
 
 fn ordered_charge(name: &str) -> NewEffect {
     charge(name).ordered_by("account 7")
@@ -42,10 +45,10 @@ async fn an_effect_enqueued_while_the_one_before_ends_runs() {
         let mut t1 = attempt.inside(database.begin().await.unwrap()).await.unwrap();
         t1.enqueue(ordered_charge("b")).await.unwrap();
         let worker = node.worker(&provider);
-        assert_eq!(worker.run_once().await.unwrap(), ONE_DONE, "{level:?}: the end does not wait");
+        assert_eq!(worker.run_once().await.unwrap(), one_done(), "{level:?}: the end does not wait");
         assert!(worker.run_once().await.unwrap().is_idle(), "{level:?}: B is not committed");
         let _ = t1.finish(response()).await.unwrap();
-        assert_eq!(worker.run_once().await.unwrap(), ONE_DONE, "{level:?}");
+        assert_eq!(worker.run_once().await.unwrap(), one_done(), "{level:?}");
         assert_eq!(names(&provider), ["a", "b"], "{level:?}");
     }
 }
@@ -65,16 +68,16 @@ async fn an_old_snapshot_at_enqueue_changes_no_order() {
             }
             let mut t1 = attempt.inside(database.begin().await.unwrap()).await.unwrap();
             if ends_in_between {
-                assert_eq!(worker.run_once().await.unwrap(), ONE_DONE);
+                assert_eq!(worker.run_once().await.unwrap(), one_done());
             } else {
                 node.pay("a", [ordered_charge("a")]).await;
             }
             t1.enqueue(ordered_charge("b")).await.unwrap();
             let _ = t1.finish(response()).await.unwrap();
             if !ends_in_between {
-                assert_eq!(worker.run_once().await.unwrap(), ONE_DONE, "{level:?}: B waits for A");
+                assert_eq!(worker.run_once().await.unwrap(), one_done(), "{level:?}: B waits for A");
             }
-            assert_eq!(worker.run_once().await.unwrap(), ONE_DONE, "{level:?}: B is not stranded");
+            assert_eq!(worker.run_once().await.unwrap(), one_done(), "{level:?}: B is not stranded");
             assert_eq!(names(&provider), ["a", "b"], "{level:?}");
         }
     }
@@ -86,7 +89,9 @@ struct SlowRows {
     gate: Arc<Semaphore>,
 }
 
-impl EffectHandler<SqlxPostgresTx<'static>> for SlowRows {
+impl EffectHandler<SqlxPostgresTx> for SlowRows {
+    type Payload = RawPayload;
+
     async fn call(&self, _: &EffectCall) -> CallOutcome {
         made_outcome()
     }
@@ -95,7 +100,7 @@ impl EffectHandler<SqlxPostgresTx<'static>> for SlowRows {
         &self,
         _: &EffectCall,
         _: &SettledEffect,
-        _: &mut SqlxPostgresTx<'static>,
+        _: &mut SqlxPostgresTx,
     ) -> Result<(), BoxError> {
         self.reached.add_permits(1);
         self.gate.acquire().await.unwrap().forget();
@@ -123,8 +128,8 @@ async fn a_look_before_the_end_commits_strands_no_effect() {
         "B's turn is handled"
     );
     gate.add_permits(1);
-    assert_eq!(ending.await.unwrap(), ONE_DONE);
-    assert_eq!(worker.run_once().await.unwrap(), ONE_DONE);
+    assert_eq!(ending.await.unwrap(), one_done());
+    assert_eq!(worker.run_once().await.unwrap(), one_done());
     assert_eq!(names(&bob), ["b"]);
 }
 
@@ -145,14 +150,15 @@ async fn a_turn_of_a_locked_effect_stays_for_the_next_look() {
     sqlx::query(lock).execute(&mut *holder).await.unwrap();
     gate.open();
     let (ended, worker) = ending.await.unwrap();
-    assert_eq!(ended, ONE_DONE);
+    assert_eq!(ended, one_done());
     assert!(worker.run_once().await.unwrap().is_idle(), "the next effect is locked");
     holder.rollback().await.unwrap();
     gate.open();
-    assert_eq!(worker.run_once().await.unwrap(), ONE_DONE);
+    assert_eq!(worker.run_once().await.unwrap(), one_done());
 }
 
-/// A look costs what it takes: 100,000 due effects of another kind and 100,000 behind a dead letter are not read.
+/// A look costs what it takes: 100,000 due effects of another kind, 100,000 behind a dead letter and 100,000 of a tenant that
+/// has its share are not read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_look_reads_no_effect_that_it_may_not_take() {
     let server = Postgres::shared();
@@ -163,6 +169,10 @@ async fn a_look_reads_no_effect_that_it_may_not_take() {
                 select 1000 + n, 1, 1, 1, 1, 1, 0, 1, false, false, 't', 'other', null from generate_series(1, 100000) n
                 union all
                 select 200000 + n, 1, 1, 1, 1, 1, 0, case n when 0 then 5 else 1 end, n > 0, n = 0, 't', 'charge', 'account 7'
+                from generate_series(0, 100000) n
+                union all
+                select 400000 + n, 1, case n when 0 then 2 else 1 end, 1, 1, 1, 0, 1, false, false,
+                  case n when 0 then 'small' else 'large' end, 'report', null
                 from generate_series(0, 100000) n;
                 insert into ibid_effect_turn (tenant, aggregate) values ('t', 'account 7');
                 analyze";
@@ -184,12 +194,32 @@ async fn a_look_reads_no_effect_that_it_may_not_take() {
         let count = |word: &str| word.split_once('=').map_or(0, |(_, count)| count.parse().unwrap());
         (buffers.split(' ').map(count).sum::<u32>(), plan)
     };
-    let (read, plan) = pages(
-        take,
-        "int8, int8, int8, int8, int8, text, int8, boolean",
-        "null, 1, 2, 77, 1, '[\"charge\",\"mail\"]', 16, false",
-    );
-    assert!(plan.contains("rows=2") && (1..100).contains(&read), "{read} pages: {plan}");
+    let picks = [
+        (
+            include_str!("../../../src/outbox/sql/postgres/pick_due.sql"),
+            "int8, int8, text, int8",
+            "null, 1, '[\"charge\",\"mail\"]', 16",
+            2,
+        ),
+        (
+            include_str!("../../../src/outbox/sql/postgres/next_tenants.sql"),
+            "int8, int8, text, text, int8",
+            "null, 1, 'report', '', 32",
+            2,
+        ),
+        (
+            include_str!("../../../src/outbox/sql/postgres/pick_tenant_due.sql"),
+            "int8, int8, text, text, int8",
+            "null, 1, 'report', 'small', 16",
+            1,
+        ),
+        (take, "int8, text, int8, int8, int8, boolean", "null, '[1,2]', 2, 77, 1, false", 2),
+    ];
+    for (pick, types, params, rows) in picks {
+        let (read, plan) = pages(pick, types, params);
+        let actual = plan.lines().find(|line| line.contains("(actual")).unwrap_or_default();
+        assert!(actual.contains(&format!("rows={rows}")) && (1..100).contains(&read), "{read} pages: {plan}");
+    }
     let (read, plan) = pages(turns, "int8", "256");
     assert!((1..100).contains(&read), "{read} pages: {plan}");
     // The lists and the count of operators go by their indexes, too.

@@ -53,8 +53,8 @@ async fn each_kind_has_its_own_time_and_the_others_that_of_the_worker() {
         let (quick, slow) = (Gate::closed("quick"), Gate::closed("slow"));
         world.pay("k", [of("quick", 60_000), of("slow", 600_000)]).await;
         let builder = outbox::Worker::builder(world.ibid.clone(), world.database());
-        let quick_within = HandlerLimits { timeout: brief, lease: Duration::from_secs(60) };
-        let slow_within = HandlerLimits { timeout: long, lease: Duration::from_secs(600) };
+        let quick_within = within(brief, Duration::from_secs(60));
+        let slow_within = within(long, Duration::from_secs(600));
         let builder = if quick_is_usual {
             let builder = builder.timeout(brief).on("quick", quick.provider.clone());
             builder.on_with_limits("slow", slow_within, slow.provider.clone())
@@ -80,7 +80,10 @@ async fn each_kind_has_its_own_time_and_the_others_that_of_the_worker() {
         assert!(other.run_once().await.unwrap().is_idle());
         assert_eq!(states().await, [Unknown, Claimed]);
         slow.open();
-        assert_eq!(running.await.unwrap(), WorkerRound { done: 1, dead: 1, ..WorkerRound::default() });
+        assert_eq!(
+            running.await.unwrap(),
+            WorkerRound::default().with(|round| (round.done, round.dead) = (1, 1))
+        );
         assert_eq!(states().await, [Unknown, Done]);
     }
 }
@@ -89,14 +92,15 @@ async fn each_kind_has_its_own_time_and_the_others_that_of_the_worker() {
 async fn a_kind_whose_call_may_outlast_its_claim_has_no_worker() {
     let world = World::new().await;
     let provider = Provider::new("w", |_| made_outcome());
-    let within = |timeout, lease| HandlerLimits {
-        timeout: Duration::from_secs(timeout),
-        lease: Duration::from_secs(lease),
-    };
+    let within = |timeout, lease| within(Duration::from_secs(timeout), Duration::from_secs(lease));
     let built =
         |within| world.building(&provider).on_with_limits("slow", within, provider.clone()).build().map(drop);
     let (kind, timeout, lease) = ("slow".to_owned(), Duration::from_secs(90), Duration::from_secs(90));
     assert_eq!(built(within(90, 90)), Err(WorkerError::OutlastsLease { kind, timeout, lease }));
     // This is allowed although it is longer than the claims of the others.
     assert_eq!(built(within(90, 91)), Ok(()));
+}
+
+fn within(timeout: Duration, lease: Duration) -> HandlerLimits {
+    HandlerLimits::default().with(|limits| (limits.timeout, limits.lease) = (timeout, lease))
 }

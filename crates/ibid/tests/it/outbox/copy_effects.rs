@@ -17,7 +17,7 @@ fn charge(name: &str) -> NewEffect {
 }
 
 fn end(store: Arc<dyn Store>, place: &str) -> CopyEnd {
-    CopyEnd { store, place: place.to_owned() }
+    CopyEnd::new(store, place)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -8,8 +8,8 @@ use std::time::Duration;
 use ibid::evidence::{EvidenceReport, EvidenceResult};
 use ibid::operator::Operator;
 use ibid::outbox::{
-    BoxError, CallOutcome, CallResult, EffectCall, EffectHandler, NewEffect, SettledEffect, VerifyOutcome,
-    Worker,
+    BoxError, CallOutcome, CallResult, EffectCall, EffectHandler, NewEffect, RawPayload, SettledEffect,
+    VerifyOutcome, Worker,
 };
 use ibid::outcome::Outcome;
 use ibid::store::sqlite::{SqliteOptions, SqliteStore};
@@ -291,6 +291,8 @@ impl Psp {
 }
 
 impl<T: SqlTx> EffectHandler<T> for Psp {
+    type Payload = RawPayload;
+
     async fn call(&self, call: &EffectCall) -> CallOutcome {
         self.0.calls.lock().unwrap().push(call.downstream_key.clone());
         self.0.reached.add_permits(1);
@@ -327,8 +329,11 @@ impl<T: SqlTx> EffectHandler<T> for Psp {
 
 /// The provider's result of a call that was made.
 fn charge_result() -> CallResult {
-    let answer = Some(Response::plain(201, "text/plain", "paid".to_owned()));
-    CallResult { result: "answer".into(), provider_id: Some("ch_1".into()), answer }
+    CallResult::default().with(|made| {
+        made.result = "answer".into();
+        made.provider_id = Some("ch_1".into());
+        made.response = Some(Response::plain(201, "text/plain", "paid".to_owned()));
+    })
 }
 
 pub(super) fn lost() -> CallOutcome {
@@ -368,7 +373,8 @@ pub(super) fn evidence_report(
     what: Observation,
     age: Duration,
 ) -> EvidenceReport {
-    EvidenceReport { name: name(event), about: EvidenceSubject::Effect(at.clone()), what, age }
+    let about = EvidenceSubject::Effect(at.clone());
+    EvidenceReport::new(name(event), about, what).with(|report| report.age = age)
 }
 
 /// Longest wait for something that must happen.

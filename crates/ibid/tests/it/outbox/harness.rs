@@ -10,8 +10,8 @@ use crate::lossy_database::{Lossy, Reply};
 use ibid::attempt::Attempt;
 use ibid::operator::Operator;
 use ibid::outbox::{
-    BoxError, CallOutcome, CallResult, EffectCall, EffectHandler, SettledEffect, VerifyOutcome, Worker,
-    WorkerBuilder, WorkerRound,
+    BoxError, CallOutcome, CallResult, EffectCall, EffectHandler, RawPayload, SettledEffect, VerifyOutcome,
+    Worker, WorkerBuilder, WorkerRound,
 };
 use ibid::outcome::{Begin, Outcome};
 use ibid::store::clock::{Clock, ClockSetter};
@@ -179,7 +179,7 @@ impl World {
         self.ibid.store().load(self.ask(key).id).await.unwrap().unwrap().record
     }
 
-    pub(super) async fn tx(&self) -> RusqliteTx<'static> {
+    pub(super) async fn tx(&self) -> RusqliteTx {
         self.database().begin().await.unwrap()
     }
 
@@ -342,6 +342,8 @@ impl Provider {
 }
 
 impl<T: Deref<Target = Connection> + Send> EffectHandler<T> for Provider {
+    type Payload = RawPayload;
+
     async fn call(&self, call: &EffectCall) -> CallOutcome {
         self.0.calls.lock().unwrap().push(call.clone());
         self.count_under_way(1);
@@ -402,11 +404,11 @@ pub(super) async fn begin(ibid: &Ibid, key: &str) -> Attempt {
 }
 
 pub(super) fn a_charge() -> CallResult {
-    CallResult {
-        result: "receipt".into(),
-        provider_id: Some("ch_1".into()),
-        answer: Some(Response::plain(201, "text/plain", "paid".to_owned())),
-    }
+    CallResult::default().with(|made| {
+        made.result = "receipt".into();
+        made.provider_id = Some("ch_1".into());
+        made.response = Some(Response::plain(201, "text/plain", "paid".to_owned()));
+    })
 }
 
 pub(super) fn made_outcome() -> CallOutcome {

@@ -3,10 +3,14 @@
 
 use std::sync::{Arc, Mutex};
 
-use ibid::outbox::{BoxError, CallOutcome, CallResult, EffectCall, EffectHandler, SettledEffect, Worker};
+use ibid::outbox::{
+    BoxError, CallOutcome, CallResult, EffectCall, EffectHandler, RawPayload, SettledEffect, Worker,
+};
 use ibid::transaction::{Database, IsolatedDatabase, Isolation, SqlTx};
 use ibid_core::effect::NewEffect;
 use ibid_core::response::Response;
+use ibid_core::sql::Type::{I64, Text};
+use ibid_core::sql::{OwnedTx as _, Param, Statement};
 use ibid_testkit::mariadb::MariaDb;
 
 use super::every_database::{Site, charge, mysql};
@@ -21,6 +25,8 @@ const LEVELS: [Isolation; 3] = [Isolation::ReadCommitted, Isolation::RepeatableR
 struct Calls(Arc<Mutex<Vec<String>>>);
 
 impl<T: SqlTx> EffectHandler<T> for Calls {
+    type Payload = RawPayload;
+
     async fn call(&self, call: &EffectCall) -> CallOutcome {
         self.0.lock().unwrap().push(call.name.clone());
         CallOutcome::Made(CallResult::default())
@@ -148,6 +154,52 @@ where
     while !worker.run_once().await.unwrap().is_idle() {}
     assert_eq!(calls.names().len(), AGGREGATES * EACH, "none was called again");
 }
+
+/// A look costs what it takes: 20,000 due effects of a tenant that has its share are not read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_look_on_mysql_reads_no_effect_that_it_may_not_take() {
+    let site = mysql().await;
+    let fill = "insert into ibid_effect (seq, nonce, due_at, lease_us, created_at, written_at, count, tries, state, blocked,
+                  dead_letter, tenant, kind)
+                select 1000 + s.seq, 1, 1 + (s.seq = 0), 1, 1, 1, 1, 0, 1, 0, 0, if(s.seq, 'large', 'small'), 'report'
+                from seq_0_to_20000 s";
+    sqlx::raw_sql(fill).execute(&site.database.0).await.unwrap();
+    let mut tx = site.database.begin().await.unwrap();
+    let (state, kind) = (Param::I64(1), Param::Text("report"));
+    let looks: [(&Statement, &[Param<'_>], usize); 3] = [
+        (&PICK_DUE, &[kind, state, Param::I64(4)], 4),
+        (&NEXT_TENANTS, &[Param::Null(I64), state, kind, Param::Text("large"), Param::I64(1)], 1),
+        (&PICK_TENANT_DUE, &[Param::Null(I64), state, kind, Param::Text("small"), Param::I64(4)], 1),
+    ];
+    for (statement, params, expected) in looks {
+        let before = rows_read(&mut tx).await;
+        let rows = tx.query(statement, params).await.unwrap();
+        let read = rows_read(&mut tx).await - before;
+        assert!(rows.len() == expected && read < 10, "{} rows, {read} read: {}", rows.len(), statement.text);
+    }
+    tx.rollback().await.unwrap();
+}
+
+/// Returns how many rows this session has read in the order of an index.
+async fn rows_read(tx: &mut impl SqlTx) -> i64 {
+    tx.query(&ROWS_READ, &[]).await.unwrap().remove(0).i64().unwrap()
+}
+
+static ROWS_READ: Statement = Statement {
+    text: "select cast(variable_value as signed) from information_schema.session_status
+           where variable_name = 'handler_read_next'",
+    columns: &[I64],
+};
+static PICK_DUE: Statement = Statement {
+    text: include_str!("../../../src/outbox/sql/mysql/pick_due.sql"),
+    columns: &[I64, Text, I64],
+};
+static NEXT_TENANTS: Statement =
+    Statement { text: include_str!("../../../src/outbox/sql/mysql/next_tenants.sql"), columns: &[Text, I64] };
+static PICK_TENANT_DUE: Statement = Statement {
+    text: include_str!("../../../src/outbox/sql/mysql/pick_tenant_due.sql"),
+    columns: &[I64, Text, I64],
+};
 
 const AGGREGATES: usize = 4;
 

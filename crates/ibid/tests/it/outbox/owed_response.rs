@@ -55,7 +55,7 @@ async fn an_owed_answer_is_not_given_by_a_worker_that_comes_back_late<D: Databas
         let (effect, record) = (site.effect(&key(safety)).await, site.record(&key(safety)).await);
         let lines = site.lines().await;
         psp.open();
-        assert_eq!(zombie.await.unwrap(), WorkerRound { lost: 1, ..WorkerRound::default() }, "{safety:?}");
+        assert_eq!(zombie.await.unwrap(), WorkerRound::default().with(|round| round.lost = 1), "{safety:?}");
         assert_eq!(site.effect(&key(safety)).await.version, effect.version, "{safety:?}");
         assert_eq!(site.record(&key(safety)).await.version, record.version, "{safety:?}");
         assert_eq!(site.lines().await, lines, "{safety:?}");
@@ -73,7 +73,7 @@ async fn an_owed_answer_whose_commit_got_no_reply_is_given_once<D: Database + Cl
             let database = Lossy::new(site.database.clone(), &[Reply::Comes, reply]);
             let worker = Worker::builder(site.ibid.clone(), database).on("charge", psp.clone());
             let round = worker.build().unwrap().run_once().await.unwrap();
-            assert_eq!(round, WorkerRound { done: 1, ..WorkerRound::default() }, "{key}");
+            assert_eq!(round, WorkerRound::default().with(|round| round.done = 1), "{key}");
             assert_eq!(site.effect(&key).await.state, Done, "{key}");
             assert_eq!(answer(&site, &key).await, Ok("paid".to_owned()), "{key}");
             assert_eq!((psp.calls(), site.lines().await.len()), (1, before + 1), "{key}");
@@ -89,7 +89,7 @@ async fn an_unrecorded_owed_answer_needs_no_second_call<D: Database + Clone + 's
     }
     assert_eq!(
         site.worker(&psp).run_once().await.unwrap(),
-        WorkerRound { lost: 3, ..WorkerRound::default() }
+        WorkerRound::default().with(|round| round.lost = 3)
     );
     for safety in SAFETIES {
         let effect = site.effect(&key(safety)).await;
@@ -102,7 +102,7 @@ async fn an_unrecorded_owed_answer_needs_no_second_call<D: Database + Clone + 's
     let other = site.another_process().await;
     assert_eq!(
         other.worker(&psp).run_once().await.unwrap(),
-        WorkerRound { done: 3, ..WorkerRound::default() }
+        WorkerRound::default().with(|round| round.done = 3)
     );
     for safety in SAFETIES {
         let effect = site.effect(&key(safety)).await;
@@ -120,7 +120,7 @@ async fn an_unrecorded_verified_answer_is_not_looked_up_again<D: Database + Clon
     let psp = Psp::new([]);
     assert_eq!(
         site.worker(&psp).run_once().await.unwrap(),
-        WorkerRound { done: 1, ..WorkerRound::default() }
+        WorkerRound::default().with(|round| round.done = 1)
     );
     assert_eq!(answer(&site, &key).await, Ok("paid".to_owned()));
     assert_eq!(psp.calls(), 0);
@@ -145,7 +145,7 @@ async fn a_retry_drops_the_kept_result_of_the_earlier_call<D: Database + Clone +
     site.lapse().await;
     assert_eq!(
         site.worker(&psp).run_once().await.unwrap(),
-        WorkerRound { again: 1, ..WorkerRound::default() }
+        WorkerRound::default().with(|round| round.again = 1)
     );
     assert_eq!((site.effect(&key).await.state, site.record(&key).await.state), (Unknown, State::Pending));
 }
@@ -159,7 +159,7 @@ async fn found_and_not_recorded<D: Database + Clone + 'static>(site: &Site<D>) {
     assert_eq!(worker.run_once().await.unwrap().again, 1);
     site.lapse().await;
     psp.fails(u32::MAX);
-    assert_eq!(worker.run_once().await.unwrap(), WorkerRound { lost: 1, ..WorkerRound::default() });
+    assert_eq!(worker.run_once().await.unwrap(), WorkerRound::default().with(|round| round.lost = 1));
     let effect = site.effect(&key).await;
     assert_eq!((effect.state, effect.provider_id.as_deref()), (Unknown, Some("ch_1")));
     assert_eq!(site.record(&key).await.state, State::Pending);
@@ -196,7 +196,7 @@ async fn recovers<D: Database + Clone + 'static>(site: &Site<D>, safety: Safety,
     };
     match safety {
         Safety::Once => {
-            assert_eq!(next().await, WorkerRound { dead: 1, ..WorkerRound::default() });
+            assert_eq!(next().await, WorkerRound::default().with(|round| round.dead = 1));
             assert!(next().await.is_idle(), "only an operator can settle it");
             let effect = site.effect(&key).await;
             assert_eq!((effect.state, effect.due_at), (Unknown, None));
@@ -205,17 +205,17 @@ async fn recovers<D: Database + Clone + 'static>(site: &Site<D>, safety: Safety,
             return;
         }
         Safety::Repeatable => {
-            assert_eq!(next().await, WorkerRound { again: 1, ..WorkerRound::default() });
+            assert_eq!(next().await, WorkerRound::default().with(|round| round.again = 1));
             assert_eq!(site.effect(&key).await.state, Queued);
             assert_eq!(site.record(&key).await.state, State::Pending);
-            assert_eq!(next().await, WorkerRound { done: 1, ..WorkerRound::default() });
+            assert_eq!(next().await, WorkerRound::default().with(|round| round.done = 1));
             assert_eq!(psp.keys(), before.keys(), "called again under the same key, once");
         }
         _ => {
-            assert_eq!(next().await, WorkerRound { again: 1, ..WorkerRound::default() });
+            assert_eq!(next().await, WorkerRound::default().with(|round| round.again = 1));
             assert_eq!(site.effect(&key).await.state, Unknown);
             assert_eq!(site.record(&key).await.state, State::Pending);
-            assert_eq!(next().await, WorkerRound { done: 1, ..WorkerRound::default() });
+            assert_eq!(next().await, WorkerRound::default().with(|round| round.done = 1));
             assert_eq!((before.calls(), psp.calls()), (1, 0), "asked about, and not called again");
         }
     }

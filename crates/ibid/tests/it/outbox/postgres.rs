@@ -1,4 +1,4 @@
-//! The same worker on PostgreSQL: many concurrent sessions, locks, isolation levels and a crashing server.
+//! The outbox worker on PostgreSQL: many concurrent sessions, locks, isolation levels and a crashing server.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -6,8 +6,8 @@ use std::time::Duration;
 use ibid::evidence::EvidenceResult;
 use ibid::operator::Operator;
 use ibid::outbox::{
-    BoxError, CallOutcome, EffectCall, EffectFilter, EffectHandler, NewEffect, SettledEffect, StoredEffect,
-    VerifyOutcome, Worker, WorkerBuilder, WorkerRound,
+    BoxError, CallOutcome, EffectCall, EffectFilter, EffectHandler, NewEffect, RawPayload, SettledEffect,
+    StoredEffect, VerifyOutcome, Worker, WorkerBuilder, WorkerRound,
 };
 use ibid::outcome::Outcome;
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
@@ -49,7 +49,7 @@ impl Node {
     pub(super) async fn pay(&self, key: &str, effects: impl IntoIterator<Item = NewEffect>) {
         let mut attempt = begin(&self.ibid, key).await;
         let mut inside = attempt.inside(self.database.begin().await.unwrap()).await.unwrap();
-        sqlx::query("insert into payment values ($1)").bind(key).execute(&mut **inside).await.unwrap();
+        sqlx::query("insert into payment values ($1)").bind(key).execute(inside.conn()).await.unwrap();
         for effect in effects {
             inside.enqueue(effect).await.unwrap();
         }
@@ -98,26 +98,28 @@ async fn drain<D: Database + 'static>(node: &Node, worker: Worker<D>) {
 
 struct Recording(Provider);
 
-impl EffectHandler<SqlxPostgresTx<'static>> for Recording {
+impl EffectHandler<SqlxPostgresTx> for Recording {
+    type Payload = RawPayload;
+
     async fn call(&self, call: &EffectCall) -> CallOutcome {
-        EffectHandler::<ibid::transaction::rusqlite::RusqliteTx<'static>>::call(&self.0, call).await
+        EffectHandler::<ibid::transaction::rusqlite::RusqliteTx>::call(&self.0, call).await
     }
 
     async fn verify(&self, call: &EffectCall) -> VerifyOutcome {
-        EffectHandler::<ibid::transaction::rusqlite::RusqliteTx<'static>>::verify(&self.0, call).await
+        EffectHandler::<ibid::transaction::rusqlite::RusqliteTx>::verify(&self.0, call).await
     }
 
     async fn record(
         &self,
         call: &EffectCall,
         settled: &SettledEffect,
-        tx: &mut SqlxPostgresTx<'static>,
+        tx: &mut SqlxPostgresTx,
     ) -> Result<(), BoxError> {
         sqlx::query("insert into ledger (line, name, payload) values ($1, $2, $3)")
             .bind(self.0.line(call, settled))
             .bind(&call.name)
             .bind(&call.payload[..])
-            .execute(&mut **tx)
+            .execute(tx.conn())
             .await?;
         Ok(())
     }
@@ -137,7 +139,7 @@ async fn an_effect_runs_exactly_if_its_business_row_committed() {
     drop(inside);
     node.pay("k", [charge("kept")]).await;
     let worker = node.worker(&provider);
-    assert_eq!(worker.run_once().await.unwrap(), WorkerRound { done: 1, ..WorkerRound::default() });
+    assert_eq!(worker.run_once().await.unwrap(), WorkerRound::default().with(|round| round.done = 1));
     assert!(worker.run_once().await.unwrap().is_idle());
     let effects = node.effects().await;
     assert_eq!(effects.len(), 1);
@@ -246,7 +248,7 @@ async fn calls_of_an_aggregate_follow_the_order_of_commits() {
         two.pay(&format!("other {undone}"), [of("account 8", &format!("other {undone}"))]).await;
         assert_eq!(
             one.worker(&ann).run_once().await.unwrap(),
-            WorkerRound { done: 1, ..WorkerRound::default() }
+            WorkerRound::default().with(|round| round.done = 1)
         );
         assert!(two.worker(&bob).run_once().await.unwrap().is_idle());
         if undone {
@@ -279,7 +281,7 @@ async fn a_worker_that_comes_back_late_is_refused_with_its_rows() {
     server.sql(server.database(), lapse);
     assert_eq!(worker.run_once().await.unwrap().done, 1);
     gate.open();
-    assert_eq!(zombie.await.unwrap(), WorkerRound { lost: 1, ..WorkerRound::default() });
+    assert_eq!(zombie.await.unwrap(), WorkerRound::default().with(|round| round.lost = 1));
     assert_eq!(one.ledger("line").await, ["bob charge done"]);
     assert_eq!(bob.calls()[0].downstream_key, gate.provider.calls()[0].downstream_key);
 }
@@ -296,7 +298,7 @@ async fn a_result_survives_a_server_crash_before_it_is_recorded() {
     server.stop_immediate();
     gate.open();
     server.start_again();
-    assert_eq!(running.await.unwrap(), WorkerRound { done: 1, ..WorkerRound::default() });
+    assert_eq!(running.await.unwrap(), WorkerRound::default().with(|round| round.done = 1));
     assert_eq!(node.effects().await[0].state, Done);
     assert_eq!((gate.provider.calls().len(), node.ledger("line").await.len()), (1, 1));
 }
@@ -306,7 +308,9 @@ async fn a_result_survives_a_server_crash_before_it_is_recorded() {
 async fn a_silent_worker_is_cut_off_after_the_effects_lease() {
     struct Looking;
 
-    impl EffectHandler<SqlxPostgresTx<'static>> for Looking {
+    impl EffectHandler<SqlxPostgresTx> for Looking {
+        type Payload = RawPayload;
+
         async fn call(&self, _: &EffectCall) -> CallOutcome {
             made_outcome()
         }
@@ -315,11 +319,11 @@ async fn a_silent_worker_is_cut_off_after_the_effects_lease() {
             &self,
             _: &EffectCall,
             _: &SettledEffect,
-            tx: &mut SqlxPostgresTx<'static>,
+            tx: &mut SqlxPostgresTx,
         ) -> Result<(), BoxError> {
             let look = "insert into ledger (line)
                             select current_setting('idle_in_transaction_session_timeout')";
-            sqlx::query(look).execute(&mut **tx).await?;
+            sqlx::query(look).execute(tx.conn()).await?;
             Ok(())
         }
     }
@@ -472,6 +476,8 @@ async fn a_webhook_finds_its_effect_by_index_in_a_full_outbox() {
 struct Plain(Arc<Mutex<u32>>);
 
 impl<T: Send> EffectHandler<T> for Plain {
+    type Payload = RawPayload;
+
     async fn call(&self, _: &EffectCall) -> CallOutcome {
         *self.0.lock().unwrap() += 1;
         made_outcome()
@@ -502,7 +508,10 @@ async fn a_claim_whose_commit_comes_late_is_given_back_all_the_same() {
     }
     LATE.add_permits(1);
     let (given_back, worker) = round.await.unwrap();
-    assert_eq!((given_back, *calls.lock().unwrap()), (WorkerRound { again: 1, ..WorkerRound::default() }, 0));
+    assert_eq!(
+        (given_back, *calls.lock().unwrap()),
+        (WorkerRound::default().with(|round| round.again = 1), 0)
+    );
     assert_eq!(node.effects().await[0].state, Queued);
     server.sql(server.database(), "update ibid_effect set due_at = 0");
     assert_eq!(worker.run_once().await.unwrap().done, 1);

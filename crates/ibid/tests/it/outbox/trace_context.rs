@@ -3,7 +3,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use ibid::outbox::{CallOutcome, EffectCall, EffectHandler, NewEffect, VerifyOutcome, Worker, WorkerRound};
+use ibid::outbox::{
+    CallOutcome, EffectCall, EffectHandler, NewEffect, RawPayload, VerifyOutcome, Worker, WorkerRound,
+};
 use ibid::outcome::Begin;
 use ibid::transaction::Database;
 use ibid_core::response::Response;
@@ -24,8 +26,8 @@ async fn a_call_gets_the_trace_of_the_enqueuing_request<D: Database + Clone + 's
     let recorder = CallRecorder::default();
     let worker = Worker::builder(other.ibid, other.database).on("charge", recorder.clone()).build().unwrap();
     let (again, done) = (
-        WorkerRound { again: 3, ..WorkerRound::default() },
-        WorkerRound { done: 3, ..WorkerRound::default() },
+        WorkerRound::default().with(|round| round.again = 3),
+        WorkerRound::default().with(|round| round.done = 3),
     );
     for round in [again, again, done] {
         assert_eq!(worker.run_once().await.unwrap(), round);
@@ -61,6 +63,8 @@ async fn pay<D: Database + Clone + 'static>(
 struct CallRecorder(Arc<Mutex<Vec<EffectCall>>>);
 
 impl<T: Send> EffectHandler<T> for CallRecorder {
+    type Payload = RawPayload;
+
     async fn call(&self, call: &EffectCall) -> CallOutcome {
         self.0.lock().unwrap().push(call.clone());
         if call.tries == 1 { lost() } else { made_outcome() }
@@ -125,6 +129,8 @@ mod exported_spans {
     struct PassesOn(Arc<Mutex<Vec<String>>>);
 
     impl<T: Send> EffectHandler<T> for PassesOn {
+        type Payload = RawPayload;
+
         async fn call(&self, call: &EffectCall) -> CallOutcome {
             let trace = call.trace.as_deref().and_then(TraceContext::parse).expect("a trace");
             self.0.lock().unwrap().push(trace.next().to_string());

@@ -24,20 +24,17 @@ fn pointer(text: &str) -> Pointer {
 }
 
 fn hook() -> Hook {
-    let provider_id = ProviderIdAt { kind: "charge".into(), id: pointer("/data/id") };
+    let provider_id = ProviderIdAt::new("charge", pointer("/data/id"));
     let target = HookTarget::Either { downstream_key: pointer("/data/key"), provider_id };
-    Hook {
-        name: "psp".to_owned(),
-        scheme: SignatureScheme::Standard,
-        secrets: vec![HookSecret::parse(&SignatureScheme::Standard, SECRET).unwrap()],
-        mapping: HookMapping::new(target, pointer("/type")).with(|mapping| {
-            mapping.executed = vec![("paid".to_owned(), 201), ("declined".to_owned(), 402)];
-            mapping.not_executed = vec!["void".to_owned()];
-            mapping.body = pointer("/data");
-            mapping.provider_id = Some(pointer("/data/id"));
-            mapping.event_time = Some(pointer("/at"));
-        }),
-    }
+    let mapping = HookMapping::new(target, pointer("/type")).with(|mapping| {
+        mapping.executed = vec![("paid".to_owned(), 201), ("declined".to_owned(), 402)];
+        mapping.not_executed = vec!["void".to_owned()];
+        mapping.body = pointer("/data");
+        mapping.provider_id = Some(pointer("/data/id"));
+        mapping.event_time = Some(pointer("/at"));
+    });
+    let secret = HookSecret::parse(&SignatureScheme::Standard, SECRET).unwrap();
+    Hook::new("psp", SignatureScheme::Standard, vec![secret], mapping)
 }
 
 fn guard(world: &World) -> IdempotencyService<Router> {

@@ -47,7 +47,9 @@ async fn a_worker_goes_through_any_driver() {
     use ibid::transaction::sqlx_sqlite::{SqlxSqlite, SqlxSqliteTx};
 
     struct Charge;
-    impl outbox::EffectHandler<SqlxSqliteTx<'static>> for Charge {
+    impl outbox::EffectHandler<SqlxSqliteTx> for Charge {
+        type Payload = outbox::RawPayload;
+
         async fn call(&self, _: &outbox::EffectCall) -> CallOutcome {
             made_outcome()
         }
@@ -55,10 +57,10 @@ async fn a_worker_goes_through_any_driver() {
             &self,
             call: &outbox::EffectCall,
             _: &outbox::SettledEffect,
-            tx: &mut SqlxSqliteTx<'static>,
+            tx: &mut SqlxSqliteTx,
         ) -> Result<(), outbox::BoxError> {
             let add = sqlx::query("insert into ledger values ('sqlx', ?1, ?2)").bind(&call.name);
-            add.bind(&call.payload[..]).execute(&mut **tx).await?;
+            add.bind(&call.payload[..]).execute(tx.conn()).await?;
             Ok(())
         }
     }
@@ -88,14 +90,31 @@ async fn a_worker_that_can_not_keep_its_promises_is_not_built() {
 #[tokio::test]
 async fn takes_go_by_their_indexes() {
     let world = World::new().await;
-    let plan = world.plan(include_str!("../../../src/outbox/sql/sqlite/take.sql"));
-    assert!(plan.contains("ibid_effect_due (kind=? AND state=? AND due_at<?)"), "{plan}");
-    assert!(
-        !plan.contains("SCAN x") && !plan.contains("SCAN e") && !plan.contains("SCAN ibid_effect"),
-        "{plan}"
-    );
-    let plan = world.plan(include_str!("../../../src/outbox/sql/sqlite/unblock.sql"));
-    assert!(plan.contains("ibid_effect_order (tenant=? AND aggregate=?)"), "{plan}");
-    let plan = world.plan(include_str!("../../../src/outbox/sql/sqlite/commit.sql"));
-    assert!(plan.contains("INTEGER PRIMARY KEY (rowid=?)"), "{plan}");
+    let plans = [
+        (
+            include_str!("../../../src/outbox/sql/sqlite/pick_due.sql"),
+            "ibid_effect_due (kind=? AND state=? AND due_at<?)",
+        ),
+        (
+            include_str!("../../../src/outbox/sql/sqlite/pick_tenant_due.sql"),
+            "ibid_effect_tenant (kind=? AND state=? AND tenant=? AND due_at<?)",
+        ),
+        (
+            include_str!("../../../src/outbox/sql/sqlite/next_tenants.sql"),
+            "ibid_effect_tenant (kind=? AND state=? AND tenant>?)",
+        ),
+        (include_str!("../../../src/outbox/sql/sqlite/take.sql"), "INTEGER PRIMARY KEY (rowid=?)"),
+        (
+            include_str!("../../../src/outbox/sql/sqlite/unblock.sql"),
+            "ibid_effect_order (tenant=? AND aggregate=?)",
+        ),
+        (include_str!("../../../src/outbox/sql/sqlite/commit.sql"), "INTEGER PRIMARY KEY (rowid=?)"),
+    ];
+    for (sql, index) in plans {
+        let plan = world.plan(sql);
+        assert!(plan.contains(index), "{plan}");
+        for scan in ["SCAN x", "SCAN e", "SCAN n\n", "SCAN ibid_effect"] {
+            assert!(!plan.contains(scan), "{plan}");
+        }
+    }
 }

@@ -49,8 +49,8 @@ async fn another_generation_leaves_nothing_of_the_one_before_it() {
     let news = finished[..10].iter().zip([true, false].into_iter().cycle());
     commit_all(&*store, news.map(|(stored, clears)| next_generation(&stored.record, clears)).collect()).await;
     assert_eq!(count_bodies(&server, &database), "10");
-    for (place, stored) in records().await.into_iter().enumerate() {
-        assert_eq!(stored.response.is_some(), place >= 10, "only of those");
+    for (index, stored) in records().await.into_iter().enumerate() {
+        assert_eq!(stored.response.is_some(), index >= 10, "only of those");
     }
     let finishes = records().await[..10].iter().map(|stored| finish(&stored.record)).collect();
     commit_all(&*store, finishes).await;
@@ -82,7 +82,7 @@ async fn the_reaper_removes_only_the_bodies_of_reaped_records() {
         policy.retention = SHORT;
     }));
     let begins: Vec<Change> = (0..20)
-        .map(|place| if place % 2 == 0 { fresh_under(&TestRecord::fresh(), &short) } else { begin() })
+        .map(|index| if index % 2 == 0 { fresh_under(&TestRecord::fresh(), &short) } else { begin() })
         .collect();
     let fates = commit_all(&*store, begins.clone()).await;
     let record = |begin: &Change| match &fates[&begin.id] {

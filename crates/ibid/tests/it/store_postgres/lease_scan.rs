@@ -264,10 +264,10 @@ async fn policies_with_equal_instants_are_scanned_separately() {
     };
     let policies = [under(SHORT, LONG), under(LONG, LONG), under(SHORT, 2 * LONG), under(LONG, 2 * LONG)];
     let begins: Vec<Change> =
-        (0..40).map(|place| fresh_under(&TestRecord::fresh(), &policies[place % policies.len()])).collect();
+        (0..40).map(|index| fresh_under(&TestRecord::fresh(), &policies[index % policies.len()])).collect();
     commit_all(&*store, begins.clone()).await;
     pass(&server, &database, SECOND);
-    let short = begins.iter().enumerate().filter(|(place, _)| place % 2 == 0).map(|(_, begin)| begin.id);
+    let short = begins.iter().enumerate().filter(|(index, _)| index % 2 == 0).map(|(_, begin)| begin.id);
     assert_eq!(sort_ids(due(&store).await), sort_ids(short));
     pass(&server, &database, LONG);
     assert_eq!(sort_ids(due(&store).await), sort_ids(begins.iter().map(|begin| begin.id)));

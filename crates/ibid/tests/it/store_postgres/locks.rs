@@ -1,7 +1,9 @@
 //! Rows that another session has locked: no call waits for long, and only the change of that row fails.
 
 use bytes::Bytes;
+use ibid::operator::{Operator, OperatorError};
 use ibid_core::change::{History, HistoryKind};
+use ibid_core::operator_action::OperatorAction;
 use ibid_core::scope::{Identity, Operation};
 use ibid_core::store::{RenewOutcome, SetOutcome};
 use ibid_testkit::contract::{SHORT, TICK, put, take_over};
@@ -106,15 +108,15 @@ async fn a_change_that_can_not_be_stored_fails_alone() {
     draft.identity = Arc::new(Identity { operation, ..Identity::clone(&draft.identity) });
     let batch: Vec<Arc<Change>> = batch.into_iter().map(Arc::new).collect();
     let unfit = [5, 11];
-    for (place, fate) in commit_each(&store, &batch).await.into_iter().enumerate() {
+    for (index, fate) in commit_each(&store, &batch).await.into_iter().enumerate() {
         match fate {
-            Ok(Commit::Done(_)) => assert!(!unfit.contains(&place)),
-            Err(error) if unfit.contains(&place) => assert!(!error.is_transient(), "no repetition mends it"),
+            Ok(Commit::Done(_)) => assert!(!unfit.contains(&index)),
+            Err(error) if unfit.contains(&index) => assert!(!error.is_transient(), "no repetition mends it"),
             other => panic!("a change in the same batch was not done: {other:?}"),
         }
     }
-    for place in unfit {
-        assert!(load(&*store, batch[place].id).await.is_none(), "nothing of it is stored");
+    for index in unfit {
+        assert!(load(&*store, batch[index].id).await.is_none(), "nothing of it is stored");
     }
 }
 
@@ -183,6 +185,38 @@ async fn a_locked_setting_stalls_no_other_verb() {
     // None of them waits for the end of the other transaction.
     tokio::time::timeout(30 * SECOND, others).await.expect("all of them are answered");
     stranger.batch_execute("rollback").await.expect("the stranger leaves");
+}
+
+/// A worker may hold the rows of its effects for half a minute. Operators who act on them must not take all connections that
+/// renewals and loads need for as long.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operators_on_locked_effects_stall_no_other_verb() {
+    let server = Postgres::shared();
+    let database = server.create_database();
+    let store = open_with(&server, &database, |options| options.connections_max = 4).await;
+    let running = put(&*store, &begin()).await.record;
+    server.sql(&database, &effects(4));
+    let stranger = stranger(&server, &database).await;
+    stranger.batch_execute("begin; select from ibid_effect for update").await.expect("the rows are held");
+    let act = OperatorAction::new("ann", "the provider is back").expect("a name and a reason");
+    let operator = Operator::on_store(store.clone());
+    let refused = async {
+        let acts = join_all((1..=4).map(|seq| operator.discard(seq, &act)));
+        let others = async {
+            assert!(load(&*store, running.id).await.is_some());
+            let renewed = store.renew(vec![(running.id, running.version)]).await.expect("a renewal");
+            assert!(matches!(renewed[..], [RenewOutcome::Until(_)]), "{renewed:?}");
+        };
+        tokio::join!(acts, others).0
+    };
+    // The other transaction stays open, so an end means that none of them waited for it.
+    let refused = tokio::time::timeout(30 * SECOND, refused).await.expect("all of them are answered");
+    for result in refused {
+        let error = result.expect_err("its row is held");
+        assert!(matches!(&error, OperatorError::Store(error) if error.is_contended()), "{error:?}");
+    }
+    stranger.batch_execute("rollback").await.expect("the stranger leaves");
+    operator.discard(1, &act).await.expect("the way is free");
 }
 
 /// A begin under a fresh name, on the hot path or off it.

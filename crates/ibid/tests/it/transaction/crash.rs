@@ -9,7 +9,7 @@ use ibid::transaction::TxError;
 
 use super::harness::{World, answer, is_stored, pay_and_charge};
 use crate::adapters::Adapter;
-use crate::adapters::databases::{SqlxPostgresPools, SqlxSqlitePools, TestDatabase};
+use crate::adapters::databases::{SqlxMysqlPools, SqlxPostgresPools, SqlxSqlitePools, TestDatabase};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_leaves_all_or_nothing_in_a_file() {
@@ -19,6 +19,11 @@ async fn a_process_leaves_all_or_nothing_in_a_file() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_leaves_all_or_nothing_on_a_server() {
     all_or_nothing(World::<SqlxPostgresPools>::new(TestDatabase::postgres()).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_leaves_all_or_nothing_on_mysql() {
+    all_or_nothing(World::<SqlxMysqlPools>::new(TestDatabase::mariadb()).await).await;
 }
 
 /// State after the process has ended.
@@ -80,6 +85,8 @@ async fn one_request() {
     let at = std::env::var(AT).expect("a database");
     if at.starts_with("postgres:") {
         run_request(World::<SqlxPostgresPools>::open_existing(TestDatabase::at(at)).await).await;
+    } else if at.starts_with("mysql:") {
+        run_request(World::<SqlxMysqlPools>::open_existing(TestDatabase::at(at)).await).await;
     } else {
         run_request(World::<SqlxSqlitePools>::open_existing(TestDatabase::at(at)).await).await;
     }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use ibid::outbox::{CallOutcome, CallResult, EffectCall, EffectHandler, Worker};
+use ibid::outbox::{CallOutcome, CallResult, EffectCall, EffectHandler, RawPayload, Worker};
 use ibid::outcome::Begin;
 use ibid::phase::PhaseError;
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
@@ -133,7 +133,9 @@ async fn app<A: Adapter>(world: &World<A>) -> A::Db {
 struct Charges;
 
 impl<T: Send> EffectHandler<T> for Charges {
+    type Payload = RawPayload;
+
     async fn call(&self, _: &EffectCall) -> CallOutcome {
-        CallOutcome::Made(CallResult { answer: Some(answer(201)), ..CallResult::default() })
+        CallOutcome::Made(CallResult::default().with(|made| made.response = Some(answer(201))))
     }
 }

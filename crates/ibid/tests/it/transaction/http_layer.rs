@@ -13,7 +13,7 @@ use ibid::http::{
     GuardedRequest, HeldAttempt, IdempotencyLayer, IdempotencyService, ReserveError, ReservedBy, Routes,
     Rule, TenantSource, UnreservedRequest,
 };
-use ibid::outbox::{CallOutcome, CallResult, EffectCall, EffectHandler, Worker};
+use ibid::outbox::{CallOutcome, CallResult, EffectCall, EffectHandler, RawPayload, Worker};
 use ibid::outcome::Outcome;
 use ibid::transaction::{AttemptTx, OwnedTx, SqlTx, TxError};
 use ibid_core::effect::NewEffect;
@@ -31,7 +31,7 @@ pub(super) fn policy() -> Policy {
 struct Api<A: Adapter> {
     world: Arc<World<A>>,
     app: IdempotencyService<Router>,
-    /// The same router, behind a guard that soon gives up on a handler that hangs.
+    /// The router of `app`, behind a guard that soon gives up on a handler that hangs.
     hasty: IdempotencyService<Router>,
 }
 
@@ -43,12 +43,8 @@ pub(super) async fn every_rule<A: Adapter>(world: World<A>) {
         .with_state(world.clone());
     let guarded = |upstream_timeout: Duration| {
         let policy = policy().with(|policy| policy.upstream_timeout = upstream_timeout);
-        let rule = Rule {
-            methods: vec![Method::POST],
-            pattern: "/unbegun/{what}".into(),
-            policy: Some(policy.clone()),
-            reserved_by: ReservedBy::Handler,
-        };
+        let rule = Rule::new(vec![Method::POST], "/unbegun/{what}", Some(policy.clone()))
+            .with(|rule| rule.reserved_by = ReservedBy::Handler);
         let routes = Routes::new(policy, vec![rule]).unwrap();
         IdempotencyLayer::with_routes(world.ibid.clone(), TenantSource::only(), routes).layer(router.clone())
     };
@@ -184,10 +180,13 @@ async fn an_answer_that_undoes_is_repeated<A: Adapter>(api: &Api<A>, mode: &str)
 struct Provider;
 
 impl<T: SqlTx> EffectHandler<T> for Provider {
+    type Payload = RawPayload;
+
     async fn call(&self, _: &EffectCall) -> CallOutcome {
         let paid = Answer::plain(201, "text/plain", "paid".to_owned());
-        let made = CallResult { result: "receipt".into(), provider_id: None, answer: Some(paid) };
-        CallOutcome::Made(made)
+        CallOutcome::Made(
+            CallResult::default().with(|made| (made.result, made.response) = ("receipt".into(), Some(paid))),
+        )
     }
 }
 

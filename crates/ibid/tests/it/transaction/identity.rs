@@ -6,22 +6,33 @@ use std::time::Duration;
 use ibid::identity::change::{self, RetireWait};
 use ibid::identity::{IdentityPhase, StoreIdentity};
 use ibid::outcome::Begin;
+use ibid::store::mysql::{MysqlOptions, MysqlStore};
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
-use ibid::transaction::TxError;
+use ibid::transaction::{AttemptTx, Database, TxError};
 use ibid::{Ibid, Settings};
+use ibid_core::store::Store;
 use tokio::sync::mpsc;
 
 use super::harness::{World, answer, is_stored, pay};
-use crate::adapters::PATIENT;
-use crate::adapters::databases::{TestDatabase, TokioPostgresPools};
+use crate::adapters::databases::{SqlxMysqlPools, TestDatabase, TokioPostgresPools};
+use crate::adapters::{Adapter, PATIENT};
+
+// Separate servers, because the change waits for every transaction of the server.
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_open_transaction_never_commits_under_the_old_identity() {
-    // A separate server, because the change waits for every transaction of the server.
-    let test_db = TestDatabase::own_postgres();
+    never_commits_under_the_old_identity::<TokioPostgresPools>(TestDatabase::own_postgres()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_mysql_transaction_never_commits_under_the_old_identity() {
+    never_commits_under_the_old_identity::<SqlxMysqlPools>(TestDatabase::own_mariadb()).await;
+}
+
+async fn never_commits_under_the_old_identity<A: Adapter>(test_db: TestDatabase) {
     // The first process sets for all how long a read of the identity is valid.
     node(&test_db, StoreIdentity::default()).await;
-    let world = World::<TokioPostgresPools>::new(test_db).await;
+    let world = World::<A>::new(test_db).await;
     let open_tx = open(&world, &world.ibid, "held").await;
 
     let store = world.ibid.store().clone();
@@ -45,15 +56,10 @@ async fn an_open_transaction_never_commits_under_the_old_identity() {
     assert_eq!(world.payments("held").await, 1);
 }
 
-type OpenAttempt = Box<
-    ibid::transaction::AttemptTx<
-        'static,
-        <<TokioPostgresPools as crate::adapters::Adapter>::Db as ibid::transaction::Database>::Tx,
-    >,
->;
+type OpenAttempt<A> = Box<AttemptTx<'static, <<A as Adapter>::Db as Database>::Tx>>;
 
 /// Reserves a key and does the work, in a transaction that stays open.
-async fn open(world: &World<TokioPostgresPools>, ibid: &Ibid, key: &str) -> OpenAttempt {
+async fn open<A: Adapter>(world: &World<A>, ibid: &Ibid, key: &str) -> OpenAttempt<A> {
     let outcome = ibid.begin_inside(world.ask(key), &world.db, PATIENT).await.unwrap();
     let Begin::Run(mut inside) = outcome else { panic!("`{key}` is not to be run: {outcome:?}") };
     pay(&mut **inside, key, "app").await.unwrap();
@@ -62,11 +68,14 @@ async fn open(world: &World<TokioPostgresPools>, ibid: &Ibid, key: &str) -> Open
 
 /// Starts a process whose reads of the identity are valid for a second, so that a change takes two.
 async fn node(test_db: &TestDatabase, identity: StoreIdentity) -> Ibid {
-    let store = PostgresStore::open(&test_db.at, PostgresOptions::default()).await.unwrap();
+    let store: Arc<dyn Store> = match test_db.at.starts_with("mysql:") {
+        true => Arc::new(MysqlStore::open(&test_db.at, MysqlOptions::default()).await.unwrap()),
+        false => Arc::new(PostgresStore::open(&test_db.at, PostgresOptions::default()).await.unwrap()),
+    };
     let settings = Settings::default().with(|settings| {
         settings.identity = identity;
         settings.identity_valid_for = Duration::from_secs(1);
         settings.begin_timeout = PATIENT;
     });
-    Ibid::start(Arc::new(store), settings).await.unwrap()
+    Ibid::start(store, settings).await.unwrap()
 }

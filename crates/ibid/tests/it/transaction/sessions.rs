@@ -4,7 +4,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ibid::outbox::{CallOutcome, CallResult, EffectCall, EffectHandler, VerifyOutcome as Asked, Worker};
+use ibid::outbox::{
+    CallOutcome, CallResult, EffectCall, EffectHandler, RawPayload, VerifyOutcome as Asked, Worker,
+};
 use ibid::outcome::{Begin, Outcome};
 use ibid::phase::{CallVerification, Care, OutsideCallError, PhaseError};
 use ibid::transaction::{Database as _, OwnedTx as _, SqlTx};
@@ -88,6 +90,8 @@ struct Watching {
 }
 
 impl<T: SqlTx> EffectHandler<T> for Watching {
+    type Payload = RawPayload;
+
     async fn call(&self, _: &EffectCall) -> CallOutcome {
         let open = self.world.number(OPEN).await;
         self.open.lock().unwrap().push(open);

@@ -23,6 +23,12 @@ async fn keyless_charges_are_called_at_most_once_on_postgres() {
     all_on_postgres(CASES_AT_ONCE, cases(), run).await;
 }
 
+#[cfg(feature = "mysql")]
+#[tokio::test(flavor = "multi_thread")]
+async fn keyless_charges_are_called_at_most_once_on_mariadb() {
+    super::all_on_mariadb(CASES_AT_ONCE, cases(), run).await;
+}
+
 /// One hit of a failpoint, and the node's rule for charges whose response was lost.
 #[derive(Clone, Copy, Debug)]
 struct Keyless {

@@ -19,6 +19,12 @@ async fn keyless_rides_are_charged_at_most_once_on_postgres() {
     all_on_postgres(CASES_AT_ONCE, HITS.to_vec(), run).await;
 }
 
+#[cfg(feature = "mysql")]
+#[tokio::test(flavor = "multi_thread")]
+async fn keyless_rides_are_charged_at_most_once_on_mariadb() {
+    super::all_on_mariadb(CASES_AT_ONCE, HITS.to_vec(), run).await;
+}
+
 /// A failpoint at which a node is killed, and the expected result.
 #[derive(Clone, Copy, Debug)]
 struct Hit {

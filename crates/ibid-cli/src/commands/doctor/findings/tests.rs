@@ -7,34 +7,27 @@ use super::*;
 
 fn healthy() -> Checkup {
     let setting = |name, value: &str| Setting { name, value: value.to_owned(), is_weak: false };
-    Checkup {
-        software: "PostgreSQL 17.2".to_owned(),
-        needs: None,
-        schema: Schema::Step { found: 1, known: 1 },
-        clock: Some(ClockGap { ahead_us: -700, within: Duration::from_micros(900) }),
-        durability: vec![
+    let schema = Schema::Step { found: 1, known: 1 };
+    Checkup::new("PostgreSQL 17.2", schema, Role::Primary).with(|checkup| {
+        checkup.clock = Some(ClockGap { ahead_us: -700, within: Duration::from_micros(900) });
+        checkup.durability = vec![
             setting("fsync", "on"),
             setting("synchronous_commit", "on"),
             setting("full_page_writes", "on"),
-        ],
-        weak_accepted: false,
-        role: Role::Primary,
-        standbys: Some(Standbys::default()),
-        pooler: Some(Pooler::NotSeen),
-        has_secret: true,
-        identity: None,
-        open_cases: Some(OpenCases::default()),
-        runs: Some(vec![RunTimes {
+        ];
+        checkup.standbys = Some(Standbys::default());
+        checkup.pooler = Some(Pooler::NotSeen);
+        checkup.has_secret = true;
+        checkup.open_cases = Some(OpenCases::default());
+        checkup.runs = Some(vec![RunTimes {
             example: "POST /payments".to_owned(),
             has_others: false,
             count: 1000,
             p99: Duration::from_millis(40),
             lease: Duration::from_secs(60),
-        }]),
-        tuning: Some(ServerTuning::default()),
-        refusals: Vec::new(),
-        is_untested: false,
-    }
+        }]);
+        checkup.tuning = Some(ServerTuning::default());
+    })
 }
 
 /// Returns the checks that are not `ok` after a change, with their grade and texts.
@@ -76,7 +69,21 @@ fn a_clock_gap_of_a_second_plus_the_round_trip_is_fine() {
         assert_eq!((check, grade), ("clock", Grade::Warning));
         assert!(text.contains("the node's time never decides"), "{text}");
     }
+    let (check, grade, text) = one(gap(601_000_000, 0));
+    assert_eq!((check, grade), ("clock", Grade::Warning));
+    assert!(text.contains("nothing is reaped"), "{text}");
+    assert!(one(gap(-601_000_000, 0)).2.contains("the node's time never decides"));
     assert!(one(gap(-2_000_000, 0)).2.starts_with("the store is 2000.0 ms behind this node"));
+}
+
+#[test]
+fn clocks_of_a_cluster_that_differ_are_named() {
+    let (check, grade, text) = one(|checkup| {
+        let value = "1200 ms apart".to_owned();
+        checkup.durability.push(Setting { name: SERVER_CLOCKS, value, is_weak: false });
+    });
+    assert_eq!((check, grade), ("clocks", Grade::Warning));
+    assert!(text.starts_with("1200 ms apart | ") && text.contains("time service"), "{text}");
 }
 
 #[test]
@@ -121,7 +128,9 @@ fn only_a_synchronous_standby_keeps_acknowledged_commits() {
     let lossy = with("", vec![standby("a", false)]).remove(0);
     assert_eq!((lossy.0, lossy.1), ("replication", Grade::Warning));
     assert!(
-        lossy.2.contains("may lose acknowledged commits: an answer that was replayed once may run again"),
+        lossy
+            .2
+            .contains("may lose acknowledged commits: a request whose response was replayed may run again"),
         "{}",
         lossy.2
     );
@@ -190,7 +199,10 @@ fn a_standby_gets_the_advice_for_its_database() {
 
 #[test]
 fn software_that_was_not_tested_is_said_so() {
-    let checkup = Checkup { is_untested: true, software: "MySQL 8.4.3".to_owned(), ..healthy() };
+    let checkup = healthy().with(|checkup| {
+        checkup.is_untested = true;
+        checkup.software = "MySQL 8.4.3".to_owned();
+    });
     let findings = of(&checkup, 1);
     assert!(findings[0].meaning.contains("built for it, not tested on it"), "{:?}", findings[0].meaning);
 }

@@ -1,4 +1,4 @@
--- Claims effects, second step: those in the JSON array ?1, which this transaction has locked, go to the state ?2 for their lease.
+-- Claims the effects in the JSON array ?1, which this transaction has picked and locked: they go to the state ?2 for their lease.
 -- A claim that counts (?4) is a try, and the first sets the instant of the first call.
 update json_table(convert(?1 using utf8mb4), '$[*]' columns (seq bigint path '$')) j
 straight_join ibid_effect e force index (primary) on e.seq = j.seq

@@ -13,7 +13,7 @@ use mysql_async::Error;
 
 use super::super::batch;
 use super::super::connection::MysqlConnection;
-use super::super::failure::{self, MysqlFailureReach};
+use super::super::error::{self, MysqlFailureReach};
 use super::super::row::DbRow;
 use super::super::{KIND, MysqlCore, literal, policies, row};
 use super::statement::{self, FlightColumn, FlightRow, RowList};
@@ -49,7 +49,7 @@ pub(super) async fn send(core: &MysqlCore, batch: FlightBatch<()>) -> Vec<(Item,
                 landed.extend(part.into_iter().map(|(item, _)| (item, Landing::Plain)))
             }
             Err(FlightError::Server(error)) => {
-                let (reach, error) = (failure::reach(&error), Arc::new(error));
+                let (reach, error) = (error::reach(&error), Arc::new(error));
                 landed.extend(part.into_iter().map(|(item, _)| {
                     let landing = match reach {
                         // Nothing was written: the transaction was rolled back.
@@ -100,7 +100,7 @@ async fn send_part(
         match connection.run(&text).await {
             Ok(rows) => break rows,
             // A lock wait has cost a second already; the plain path waits for the one row that is locked.
-            Err(error) if failure::is_deadlock(&error) && tries < TRIES_MAX => tries += 1,
+            Err(error) if error::is_deadlock(&error) && tries < TRIES_MAX => tries += 1,
             Err(error) => return Err(error.into()),
         }
     };
@@ -155,11 +155,8 @@ async fn load(
 ) -> Result<HashMap<RecordId, Result<StoredRecord, UnreadableRow>>, Error> {
     let source = batch::ids(ids.iter().map(|id| &id.as_bytes()[..]));
     let rows = connection.run(&source.within(include_str!("landed.sql"))).await?;
-    policies::learn(&core.policies, connection, row::policies_of(&rows)).await?;
-    Ok(rows
-        .iter()
-        .filter_map(|row| Some((row::id_of(row)?, row::read_stored(&core.policies, row))))
-        .collect())
+    let policies = policies::learn(&core.policies, connection, row::policies_of(&rows)).await?;
+    Ok(rows.iter().filter_map(|row| Some((row::id_of(row)?, row::read_stored(&policies, row)))).collect())
 }
 
 /// Returns the statements of a flight: the inserts, the finishes, and the question which of them were written.

@@ -26,6 +26,9 @@ create table if not exists ibid_effect (
   primary key (seq),
   -- What a look may take: it reads one kind and state, and no blocked effect.
   key ibid_effect_due (kind, state, blocked, due_at),
+  -- The same by tenant. A look goes by it past a tenant that has its share of the worker's slots, however many effects of that
+  -- tenant are due.
+  key ibid_effect_tenant (kind, state, blocked, tenant, due_at),
   -- The open effects of an aggregate have no done_at; the first of them may run.
   key ibid_effect_order (tenant, aggregate, done_at, seq),
   -- Lists of operators.

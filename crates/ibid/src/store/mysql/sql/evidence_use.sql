@@ -1,4 +1,5 @@
 -- Marks evidence as used, in the transaction of the change that it led to. Its event is remembered for ?3 microseconds more.
-update ibid_evidence
+-- Without the index a small table would be read as a whole, and the statement would wait for evidence of others.
+update ibid_evidence force index (ibid_evidence_once)
 set open = 0, purge_at = timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)) + ?3
 where source = ?1 and event = ?2

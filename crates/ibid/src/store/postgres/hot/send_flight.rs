@@ -92,7 +92,7 @@ fn split(batch: LocatedBatch, culprit: Culprit, is_lock: bool, waits: u32) -> (L
     if batch.iter().any(|change| culprit.is(change)) {
         // Each locked row costs another wait, and everyone else in the flight waits with it.
         let goes_all = waits >= LOCK_WAITS_MAX && culprit.is_finish_of(&batch);
-        return batch.into_iter().partition(|change| !culprit.is(change) && !(goes_all && is_finish(change)));
+        return batch.into_iter().partition(|change| !(culprit.is(change) || goes_all && is_finish(change)));
     }
     // Bad data may be anywhere; a lock that is not named is most likely that of an insert.
     match is_lock && !batch.iter().all(is_finish) {
@@ -204,12 +204,9 @@ impl FlightRequest<'_> {
         if !begins.is_empty() {
             self.core.taken_ids.note(!taken.is_empty());
         }
-        policies::learn(&self.core.policies, self.connection, taken.iter().filter_map(NestedRow::policy))
-            .await?;
-        let taken = taken
-            .iter()
-            .filter_map(|row| Some((row.id()?, row.to_stored(&self.core.policies, now))))
-            .collect();
+        let named = taken.iter().filter_map(NestedRow::policy);
+        let policies = policies::learn(&self.core.policies, self.connection, named).await?;
+        let taken = taken.iter().filter_map(|row| Some((row.id()?, row.to_stored(&policies, now)))).collect();
         let results = Results { now, tids, done, taken, all_done: finishes.len(), begun: begins.len() };
         Ok(self.landings(results, &begins))
     }

@@ -26,9 +26,12 @@ create table ibid_effect (
   constraint ibid_effect_pkey primary key (seq)
 );
 -- A claim and a retry change `state` and `due_at`, so they can't be HOT whatever the other indexes are. They enter the primary
--- key, this index, the one of states and, with an aggregate, the one of orders. Blocked effects are not in this one: a look
--- reads what it may take, whatever waits.
+-- key, this index, the next one, the one of states and, with an aggregate, the one of orders. Blocked effects are not in this
+-- one: a look reads what it may take, whatever waits.
 create index ibid_effect_due on ibid_effect (kind, state, due_at) where due_at is not null and not blocked;
+-- The same effects by tenant. A look goes by it past a tenant that has its share of the worker's slots, however many effects
+-- of that tenant are due.
+create index ibid_effect_tenant on ibid_effect (kind, state, tenant, due_at) where due_at is not null and not blocked;
 -- The open effects of an aggregate; the first may run.
 create index ibid_effect_order on ibid_effect (tenant, aggregate, seq) where aggregate is not null and done_at is null;
 -- Lists of operators.

@@ -25,7 +25,7 @@
 -- |              |                              | an hour if the row is not finished                                |
 -- | watch_at     | every write but a first      | `due_at`, or the largest number if the state is pending,          |
 -- |              | begin and its finish         | retryable or unknown and nothing is due                           |
--- |              | the lease scan               | `due_at` of a record that is still in its first lease when that   |
+-- |              | the lease scan, the reaper   | `due_at` of a record that is still in its first lease when that   |
 -- |              |                              | has ended                                                         |
 --
 -- So `reap_at` and `watch_at` are reasons to look at a row, and never a verdict: upkeep compares the other instants.
@@ -133,6 +133,7 @@ create table ibid_event (
   constraint ibid_event_pkey primary key (seq)
 );
 create index ibid_event_id on ibid_event (id, seq);
+alter table ibid_event set (autovacuum_vacuum_scale_factor = 0.02);
 
 -- Settings that all processes on this database must agree on, each changed by compare-and-set.
 create table ibid_meta (

@@ -9,9 +9,10 @@
 -- with that write, so they would stay forever. That is what the comparison of nonces is for.
 --
 -- reap_at was set when the row was begun. A row that was finished later moves to its real instant, and one that is not finished
--- moves by an hour; if the lease scan has missed it, it enters the order of due records now. Its policy counts as used: so a
--- policy that has not been used for long has no such row (reap_policies.sql). A step that a crash loses is repeated, so it does
--- not wait for the disk.
+-- moves by an hour; if the lease scan has missed it, it enters the order of due records now. Every write but a first begin and
+-- its finish sets both columns of that order, so only a row that is due can be missing there. Its policy counts as used: so a policy
+-- that has not been used for long has no such row (reap_policies.sql). A step that a crash loses is repeated, so it does not wait
+-- for the disk.
 with clock as materialized (
   select (extract(epoch from statement_timestamp()) * 1000000)::int8 as now
   where set_config('synchronous_commit', 'off', true) is not null
@@ -63,8 +64,8 @@ put_off as (
            case when r.purge_at is not null then case when r.flags & 128 <> 0 then r.purge_at else least(r.expires_at, r.purge_at) end end,
            (select now from clock) + 3600000000
          ),
-         watch_state = case when r.due_at is not null or r.state not in (2, 3) then r.state end,
-         watch_at = case when r.due_at is not null or r.state not in (2, 3) then coalesce(r.due_at, 9223372036854775807) end
+         watch_state = case when r.due_at is not null then r.state else r.watch_state end,
+         watch_at = coalesce(r.due_at, r.watch_at)
    where r.id = any (array(select id from visited where early))
 ),
 used as materialized (

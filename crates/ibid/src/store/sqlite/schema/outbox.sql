@@ -25,6 +25,9 @@ create table ibid_effect (
 ) strict;
 -- Blocked effects are not in this index: a look reads what it may take, whatever waits.
 create index ibid_effect_due on ibid_effect (kind, state, due_at) where due_at is not null and blocked = 0;
+-- The same effects by tenant. A look goes by it past a tenant that has its share of the worker's slots, however many effects
+-- of that tenant are due.
+create index ibid_effect_tenant on ibid_effect (kind, state, tenant, due_at) where due_at is not null and blocked = 0;
 -- The open effects of an aggregate; the first may run.
 create index ibid_effect_order on ibid_effect (tenant, aggregate, seq) where aggregate is not null and done_at is null;
 -- Lists of operators.

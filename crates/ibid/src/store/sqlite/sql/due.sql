@@ -1,4 +1,4 @@
--- Records in state ?1 that are due by ?2, longest due first, after the place (?3, ?4).
+-- Records in state ?1 that are due by ?2, longest due first, after the position (?3, ?4).
 select r.id, r.count, r.nonce, r.birth, r.owner, r.attempt, r.state, r.flags, r.policy, r.point,
        r.created_at, r.ran_at, r.completed_at, r.due_at, r.expires_at, r.purge_at,
        r.fingerprint, r.tenant, r.method, r.path, r.key, r.note, r.status, r.lines,

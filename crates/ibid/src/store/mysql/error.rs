@@ -31,8 +31,8 @@ pub(super) fn reach(error: &Error) -> MysqlFailureReach {
 
 fn of_number(number: u16) -> MysqlFailureReach {
     match number {
-        // Lock wait, deadlock, `nowait` on MySQL, and a row that changed since the snapshot.
-        1205 | 1213 | 3572 | 1020 => MysqlFailureReach::Contended,
+        // Lock wait, deadlock, `nowait` on MySQL, a row that changed since the snapshot, and a commit that group replication refused.
+        1205 | 1213 | 3572 | 1020 | 3101 => MysqlFailureReach::Contended,
         // Of the data: null, duplicate, out of range, not a value, too long, foreign keys, sums, a check that an operator
         // added, a row or a packet that is too large.
         1048 | 1062 | 1118 | 1153 | 1216 | 1217 | 1264 | 1292 | 1366 | 1406 | 1451 | 1452 | 1690 | 3819 | 4025 => {
@@ -42,9 +42,9 @@ fn of_number(number: u16) -> MysqlFailureReach {
         1290 | 1792 | 1836
         // Files of the server, such as temporary tables.
         | 1..=999
-        // Disk, memory and connections; shutdown; network; killed; out of time.
-        | 1021 | 1028 | 1030 | 1037 | 1040 | 1041 | 1047 | 1053 | 1077..=1080 | 1114 | 1152 | 1158..=1161 | 1184 | 1203
-        | 1226 | 1317 | 1927 | 1969 | 3024 | 4031 => MysqlFailureReach::Moment,
+        // Disk (also at the commit, which may have happened), memory and connections; shutdown; network; killed; out of time.
+        | 1021 | 1026 | 1028 | 1030 | 1037 | 1040 | 1041 | 1047 | 1053 | 1077..=1080 | 1114 | 1152 | 1158..=1161 | 1180
+        | 1184 | 1203 | 1226 | 1317 | 1927 | 1969 | 3024 | 4031 => MysqlFailureReach::Moment,
         _ => MysqlFailureReach::Lasting,
     }
 }
@@ -115,9 +115,9 @@ mod tests {
     #[test]
     fn an_error_number_tells_how_far_it_reaches() {
         for (reach, numbers) in [
-            (MysqlFailureReach::Contended, &[1205, 1213, 3572, 1020][..]),
+            (MysqlFailureReach::Contended, &[1205, 1213, 3572, 1020, 3101][..]),
             (MysqlFailureReach::One, &[1062, 1153, 1264, 1406, 1451, 1690]),
-            (MysqlFailureReach::Moment, &[1040, 1053, 1290, 1114, 1317, 1927, 3024]),
+            (MysqlFailureReach::Moment, &[1026, 1040, 1053, 1180, 1290, 1114, 1317, 1927, 3024]),
             (MysqlFailureReach::Lasting, &[1045, 1064, 1142, 1146]),
         ] {
             for number in numbers {

@@ -10,7 +10,7 @@ mod imp {
     use tracing::Span;
     use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-    use crate::http::trace::TraceContext;
+    use crate::trace::TraceContext;
 
     /// Makes a span that has not begun a child of the caller's span.
     pub(crate) fn adopt(span: &Span, parent: &TraceContext) {
@@ -51,7 +51,7 @@ mod imp {
 mod imp {
     use tracing::Span;
 
-    use crate::http::trace::TraceContext;
+    use crate::trace::TraceContext;
 
     pub(crate) fn adopt(_: &Span, _: &TraceContext) {}
 

@@ -9,14 +9,14 @@ use rustls::{AlertDescription, CertificateError, Error};
 /// The cause of a failed handshake. Nothing of a request was sent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no TLS with the upstream: {cause}")]
-pub(crate) struct TlsFailure {
+pub(crate) struct TlsError {
     pub(crate) cause: String,
     pub(crate) hint: &'static str,
 }
 
-impl TlsFailure {
+impl TlsError {
     /// Explains an error of the handshake on a connection to `name`.
-    pub(crate) fn explain(error: &io::Error, name: &ServerName<'_>) -> TlsFailure {
+    pub(crate) fn explain(error: &io::Error, name: &ServerName<'_>) -> TlsError {
         let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
         let (cause, hint) = match inner {
             Some(inner) => of_rustls(inner, &name.to_str()),
@@ -25,20 +25,17 @@ impl TlsFailure {
             }
             None => (format!("the connection broke during the handshake: {error}"), NOT_TLS),
         };
-        TlsFailure { cause, hint }
+        TlsError { cause, hint }
     }
 
     /// Failure of a handshake that took longer than `limit`.
-    pub(crate) fn too_slow(limit: Duration) -> TlsFailure {
-        TlsFailure {
-            cause: format!("the handshake was not done within {} s", limit.as_secs()),
-            hint: NOT_TLS,
-        }
+    pub(crate) fn too_slow(limit: Duration) -> TlsError {
+        TlsError { cause: format!("the handshake was not done within {} s", limit.as_secs()), hint: NOT_TLS }
     }
 
     /// Failure of an upstream that speaks TLS and did not choose HTTP/2.
-    pub(crate) fn no_http2() -> TlsFailure {
-        TlsFailure { cause: "it does not offer HTTP/2 (ALPN)".to_owned(), hint: NO_HTTP2 }
+    pub(crate) fn no_http2() -> TlsError {
+        TlsError { cause: "it does not offer HTTP/2 (ALPN)".to_owned(), hint: NO_HTTP2 }
     }
 }
 
@@ -158,7 +155,7 @@ mod tests {
             (CertificateError::Revoked, "can't be used"),
         ] {
             let error = io::Error::new(io::ErrorKind::InvalidData, Error::InvalidCertificate(error));
-            let failure = TlsFailure::explain(&error, &name);
+            let failure = TlsError::explain(&error, &name);
             assert!(failure.cause.contains(words), "{failure:?}");
         }
     }

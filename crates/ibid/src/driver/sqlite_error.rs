@@ -3,7 +3,7 @@
 use ibid_core::sql::SqlFault;
 
 /// Returns the fault of a result code, extended or primary.
-pub(super) fn fault(code: i32) -> SqlFault {
+pub(crate) fn fault(code: i32) -> SqlFault {
     match code & PRIMARY {
         // BUSY_SNAPSHOT is one of these: the snapshot is old, and only a new transaction gets a newer one.
         BUSY | LOCKED => SqlFault::Serialization,

@@ -8,7 +8,7 @@ use rusqlite::Connection;
 use tokio::sync::oneshot::Sender;
 
 use super::batch;
-use super::failure::{self, store_error};
+use super::error::{self, store_error};
 use super::queue::Job;
 use super::writer::Writer;
 use super::{NAME, SqliteStore};
@@ -48,6 +48,11 @@ impl SqliteStore {
     /// assert_eq!(paid, 1);
     /// # Ok(()) }
     /// ```
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: once the future was polled, the closure runs and commits, although its result is lost if the future
+    /// is dropped.
     pub async fn run<T, E>(
         &self,
         work: impl FnOnce(&mut Connection) -> Result<T, E> + Send + 'static,
@@ -94,8 +99,8 @@ impl Writer {
             Ok(Ok(done)) => match batch::run(connection, "commit") {
                 Ok(()) => Ok(Ok(done)),
                 Err(error) => {
-                    self.roll_back(failure::spoils_connection(&error));
-                    let refused = failure::refused_commit(&error);
+                    self.roll_back(error::spoils_connection(&error));
+                    let refused = error::refused_commit(&error);
                     let error = store_error(OP, error);
                     Err(if refused { error.unwritten() } else { error })
                 }

@@ -9,9 +9,10 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use ibid_core::record::Record;
 use tracing::Span;
 
-use super::otel;
 use crate::random::random;
 use crate::telemetry;
+
+mod otel;
 
 /// The position of a request in a trace. It is in the extensions of a guarded request if its client sent one, or if its spans
 /// are collected.
@@ -105,7 +106,7 @@ impl fmt::Display for TraceContext {
 
 /// Opens the span of a guarded request, within the trace that its client sent, and puts its context into the request's
 /// extensions.
-pub(super) fn begin<B>(request: &mut Request<B>, route: &str) -> Span {
+pub(crate) fn begin<B>(request: &mut Request<B>, route: &str) -> Span {
     let span = tracing::debug_span!(telemetry::SPAN_REQUEST, otel.kind = "server", route);
     let sent = TraceContext::of(request.headers());
     if let Some(parent) = &sent {
@@ -126,7 +127,7 @@ pub(crate) fn continue_trace(span: &Span, traceparent: &str) {
 }
 
 /// Links the span of a replay to the first execution.
-pub(super) fn link_to_first(span: &Span, record: &Record) {
+pub(crate) fn link_to_first(span: &Span, record: &Record) {
     if span.is_disabled() {
         return;
     }
@@ -171,7 +172,7 @@ fn trim(text: &str) -> &str {
 }
 
 /// Parses lower-case hexadecimal digits and nothing else: `from_str_radix` alone would accept a sign and upper case.
-pub(super) fn hex(digits: &[u8]) -> Option<u128> {
+pub(crate) fn hex(digits: &[u8]) -> Option<u128> {
     let digits = str::from_utf8(digits).ok()?;
     let is_hex = digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
     u128::from_str_radix(digits, 16).ok().filter(|_| is_hex)

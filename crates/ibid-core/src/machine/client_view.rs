@@ -1,13 +1,13 @@
-//! Translates a record into the status that its client may see.
+//! Translates a record into what its client may know about it.
 //!
 //! It does not decide who may run the request next; `request` does.
 
 use crate::record::{Record, State};
 use crate::time::Timestamp;
 
-/// The status of a record as its client may see it.
+/// A record as its client may see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StatusView {
+pub enum ClientView {
     /// The retention is over, and the record no longer counts.
     Expired,
     /// A response will come: an attempt runs, a worker will run the request, or an effect owes the response.
@@ -26,16 +26,16 @@ pub enum StatusView {
 }
 
 /// Returns the client's view of `record` at the store's time `now`.
-pub fn describe(record: &Record, now: Timestamp) -> StatusView {
+pub fn describe(record: &Record, now: Timestamp) -> ClientView {
     // Expiry comes before every other check, even if the reaper has not removed the record yet.
     if record.is_expired(now) {
-        return StatusView::Expired;
+        return ClientView::Expired;
     }
     match record.state {
-        State::Pending | State::InProgress => StatusView::Open,
-        State::Completed if record.flags.not_retained => StatusView::NotRetained,
-        State::Completed => StatusView::Stored,
-        State::Retryable => StatusView::Retryable,
-        State::Unknown => StatusView::Unknown { settles_by: record.settles_by(now) },
+        State::Pending | State::InProgress => ClientView::Open,
+        State::Completed if record.flags.not_retained => ClientView::NotRetained,
+        State::Completed => ClientView::Stored,
+        State::Retryable => ClientView::Retryable,
+        State::Unknown => ClientView::Unknown { settles_by: record.settles_by(now) },
     }
 }

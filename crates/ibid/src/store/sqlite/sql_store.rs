@@ -13,7 +13,7 @@ use rusqlite::Connection;
 use super::chore::{ChoreContext, ChoreKind};
 use super::policies::{self, SEEN_EVERY};
 use super::{NAME, SqliteStore};
-use crate::transaction::rusqlite::JoinedTx;
+use crate::driver::rusqlite_client::JoinedTx;
 
 /// Numbers of policies that are on disk for sure: a number that a rolled-back transaction had given is not among them.
 #[derive(Debug, Default)]

@@ -9,7 +9,7 @@ use ibid_core::store::{BoxFuture, SqlStore, StoreError, Work};
 use ibid_core::time::Timestamp;
 
 use super::connection::MysqlStoreTx;
-use super::failure::{self, store_error};
+use super::error::{self, store_error};
 use super::read::retrying;
 use super::row;
 use super::{KIND, MysqlCore, policies};
@@ -39,14 +39,14 @@ impl SqlStore for MysqlCore {
         })
     }
 
-    /// Returns the number just below that of a transaction of its own, once the server lists it. The list may be old, and an old
+    /// Returns the number just below that of a new transaction, once the server lists it. The list may be old, and an old
     /// one may lack transactions that run; one that has this transaction is younger than the call.
     fn transaction_mark(&self) -> BoxFuture<'_, Result<i64, StoreError>> {
         Box::pin(async move {
             let mut connection = self.pools.short(OP_MARK).await?;
             // If this is dropped midway, the pool closes the connection and its open transaction.
-            let begun = connection.begin_with(include_str!("sql/transaction_number.sql")).await;
-            begun.map_err(|error| store_error(OP_MARK, error))?;
+            let started = connection.begin_with(include_str!("sql/transaction_number.sql")).await;
+            started.map_err(|error| store_error(OP_MARK, error))?;
             let mut number = None;
             for _ in 0..MARK_TRIES_MAX {
                 tokio::time::sleep(spread(COPY_IDLE_MIN)).await;
@@ -80,10 +80,14 @@ impl SqlStore for MysqlCore {
             let done = work(&mut MysqlStoreTx(&mut connection)).await;
             let end = if done.is_ok() { "commit" } else { "rollback" };
             let ended = connection.end(end).await;
-            let result = done.and_then(|()| ended.map(drop).map_err(failure::sql_error));
+            let result = done.and_then(|()| ended.map(drop).map_err(error::sql_error));
             result.map_err(|error| match error.fault() {
                 SqlFault::Wrong => StoreError::lasting(KIND, OP_WORK, error),
-                _ => StoreError::transient(KIND, OP_WORK, error),
+                // It was rolled back.
+                SqlFault::Serialization | SqlFault::LockTimeout => {
+                    StoreError::transient(KIND, OP_WORK, error).unwritten()
+                }
+                SqlFault::Lost => StoreError::transient(KIND, OP_WORK, error),
             })
         })
     }

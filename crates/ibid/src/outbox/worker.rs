@@ -6,7 +6,6 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid_core::effect::EffectRules;
 use ibid_core::sql::Database;
 use metrics::counter;
 use parking_lot::Mutex;

@@ -8,9 +8,7 @@ use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use axum::routing::any;
-use ibid::http::{
-    IdempotencyLayer, IdempotencyService, MissingIdentityError, ReservedBy, Routes, Rule, TenantSource,
-};
+use ibid::http::{IdempotencyLayer, IdempotencyService, MissingIdentityError, Routes, Rule, TenantSource};
 use ibid::store::clock::Clock;
 use ibid::store::memory::MemoryStore;
 use ibid::{Ibid, Settings};

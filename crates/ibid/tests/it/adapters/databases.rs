@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ibid::transaction::TxError;
+use ibid::transaction::{DriverTx, TxError};
 use ibid_testkit::mariadb::MariaDb;
 use ibid_testkit::postgres::Postgres;
 use tempfile::TempDir;

@@ -44,12 +44,12 @@ async fn an_event_that_no_index_holds_is_found_before_the_close() {
 async fn postgres(server: &Postgres) -> CopyEnd {
     let url = server.url_for(&server.create_database());
     let store = PostgresStore::open(&url, PostgresOptions::default()).await.expect("it opens");
-    CopyEnd { store: Arc::new(store), place: "postgres".to_owned() }
+    CopyEnd::new(Arc::new(store), "postgres")
 }
 
 fn sqlite(folder: &tempfile::TempDir, name: &str) -> CopyEnd {
     let store = SqliteStore::open(&folder.path().join(name), SqliteOptions::default()).expect("it opens");
-    CopyEnd { store: Arc::new(store), place: "sqlite".to_owned() }
+    CopyEnd::new(Arc::new(store), "sqlite")
 }
 
 async fn with_line(detail: &str) -> Arc<MemoryStore> {
@@ -83,7 +83,7 @@ async fn started(store: &Arc<MemoryStore>) -> CopyEnd {
     let settings =
         Settings::default().with(|settings| settings.identity_valid_for = Duration::from_millis(100));
     Ibid::start(store.clone(), settings).await.expect("it starts");
-    CopyEnd { store: store.clone(), place: "memory".to_owned() }
+    CopyEnd::new(store.clone(), "memory")
 }
 
 async fn assert_refused(store: &Arc<MemoryStore>, target: &CopyEnd, says: &str) {

@@ -9,12 +9,12 @@ use ibid_core::scope::RecordId;
 use super::*;
 
 fn report(event: &str, about: RecordId) -> EvidenceReport {
-    EvidenceReport {
-        name: EventName { source: "psp".to_owned(), event: event.to_owned() },
-        about: EvidenceSubject::Record(about),
-        what: Observation::Executed(answer(201, "text/plain", "done")),
-        age: Duration::ZERO,
-    }
+    let name = EventName { source: "psp".to_owned(), event: event.to_owned() };
+    EvidenceReport::new(
+        name,
+        EvidenceSubject::Record(about),
+        Observation::Executed(answer(201, "text/plain", "done")),
+    )
 }
 
 /// A node on a store that fails on demand, and the store itself, which a copy reads.
@@ -30,8 +30,7 @@ async fn copied_world() -> (World, Arc<MemoryStore>) {
 async fn copy_all(source: Arc<MemoryStore>) -> Arc<MemoryStore> {
     let (clock, _) = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
     let target = Arc::new(MemoryStore::new(clock));
-    let end =
-        |store: &Arc<MemoryStore>, place: &str| CopyEnd { store: store.clone(), place: place.to_owned() };
+    let end = |store: &Arc<MemoryStore>, place: &str| CopyEnd::new(store.clone(), place);
     copy(&end(&source, "memory:a"), &end(&target, "memory:b"), |_| {}).await.expect("it is copied");
     target
 }

@@ -12,7 +12,7 @@ use ibid::outbox::{
 use ibid::outcome::Outcome;
 use ibid::store::postgres::{PostgresOptions, PostgresStore};
 use ibid::transaction::sqlx_postgres::{SqlxPostgres, SqlxPostgresTx};
-use ibid::transaction::{Database, IsolatedDatabase, Isolation};
+use ibid::transaction::{Database, DriverTx, IsolatedDatabase, Isolation};
 use ibid::{Ibid, Settings};
 use ibid_core::evidence::EffectRef;
 use ibid_core::machine::EffectState::{Done, Queued, Unknown};

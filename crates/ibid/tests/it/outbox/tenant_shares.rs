@@ -113,6 +113,8 @@ impl Calls {
 }
 
 impl<T: SqlTx> EffectHandler<T> for Calls {
+    type Payload = RawPayload;
+
     async fn call(&self, call: &EffectCall) -> CallOutcome {
         *self.tenants.lock().unwrap().entry(call.tenant.clone()).or_default() += 1;
         self.called.add_permits(1);

@@ -447,9 +447,9 @@ struct Exhausted {
 }
 
 impl Database for Exhausted {
-    type Tx = RusqliteTx<'static>;
+    type Tx = RusqliteTx;
 
-    async fn begin(&self) -> Result<RusqliteTx<'static>, SqlError> {
+    async fn begin(&self) -> Result<RusqliteTx, SqlError> {
         self.asked.notify_one();
         std::future::pending().await
     }

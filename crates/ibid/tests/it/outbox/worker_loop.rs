@@ -6,6 +6,7 @@ use ibid::Ibid;
 use ibid::outbox::WorkerError;
 use ibid::store::clock::Clock;
 use ibid::store::memory::MemoryStore;
+use ibid::transaction::DriverTx;
 
 use super::harness::Gate;
 use super::*;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::change::InstantChange;
-use crate::machine::{ClaimReason, Doubt, Effect, EffectState};
+use crate::machine::{ClaimReason, Effect, EffectState, InDoubtRule};
 use crate::record::{Nonce, Version};
 use crate::scope::RecordId;
 use crate::time::Timestamp;
@@ -103,12 +103,12 @@ impl NewEffect {
     /// # Errors
     ///
     /// Fails if one of them is longer than [`NAME_BYTES_MAX`] or contains a NUL.
-    pub fn check(&self) -> Result<(), InvalidEffect> {
+    pub fn check(&self) -> Result<(), InvalidEffectError> {
         let texts =
             [("name", Some(&self.name)), ("kind", Some(&self.kind)), ("aggregate", self.aggregate.as_ref())];
         let is_invalid = |text: &String| text.len() > NAME_BYTES_MAX || text.contains('\0');
         match texts.into_iter().find(|(_, text)| text.is_some_and(is_invalid)) {
-            Some((field, _)) => Err(InvalidEffect { field }),
+            Some((field, _)) => Err(InvalidEffectError { field }),
             None => Ok(()),
         }
     }
@@ -118,7 +118,7 @@ impl NewEffect {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the `{field}` of an effect may have at most {NAME_BYTES_MAX} bytes and no NUL")]
 #[non_exhaustive]
-pub struct InvalidEffect {
+pub struct InvalidEffectError {
     /// The text that can't be stored: `name`, `kind` or `aggregate`.
     pub field: &'static str,
 }
@@ -278,12 +278,12 @@ impl StoredEffect {
             tries_max: self.rules.tries_max,
             doubt: match self.rules.safety {
                 Safety::Repeatable | Safety::RepeatableAndVerified if !self.is_past_key_window() => {
-                    Doubt::Repeat
+                    InDoubtRule::Repeat
                 }
                 Safety::Verified | Safety::RepeatableAndVerified => {
-                    Doubt::Verify { settle: Duration::from_millis(self.rules.settle_ms) }
+                    InDoubtRule::Verify { settle: Duration::from_millis(self.rules.settle_ms) }
                 }
-                Safety::Once | Safety::Repeatable => Doubt::Stop,
+                Safety::Once | Safety::Repeatable => InDoubtRule::Stop,
             },
         }
     }

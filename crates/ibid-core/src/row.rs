@@ -163,21 +163,21 @@ pub trait RowCells<'r> {
     /// # Errors
     ///
     /// Fails if the column is missing or has another type.
-    fn integer(&mut self) -> Result<Option<i64>, UnreadableRow>;
+    fn integer(&mut self) -> Result<Option<i64>, UnreadableRowError>;
 
     /// Reads the next column, text or null.
     ///
     /// # Errors
     ///
     /// Fails if the column is missing or has another type.
-    fn text(&mut self) -> Result<Option<Cow<'r, str>>, UnreadableRow>;
+    fn text(&mut self) -> Result<Option<Cow<'r, str>>, UnreadableRowError>;
 
     /// Reads the next column, bytes or null.
     ///
     /// # Errors
     ///
     /// Fails if the column is missing or has another type.
-    fn bytes(&mut self) -> Result<Option<Cow<'r, [u8]>>, UnreadableRow>;
+    fn bytes(&mut self) -> Result<Option<Cow<'r, [u8]>>, UnreadableRowError>;
 }
 
 /// Types of the columns that [`read_record`] reads, in their order:
@@ -200,18 +200,18 @@ pub const RECORD_COLUMNS: [Type; 26] = {
 /// different request through.
 pub fn read_record<'r>(
     cells: &mut impl RowCells<'r>,
-    policy: impl FnOnce(i64) -> Result<Arc<Policy>, UnreadableRow>,
-) -> Result<(Record, Option<SavedResponse>), UnreadableRow> {
+    policy: impl FnOnce(i64) -> Result<Arc<Policy>, UnreadableRowError>,
+) -> Result<(Record, Option<SavedResponse>), UnreadableRowError> {
     let id = cells
         .bytes()?
         .as_deref()
         .and_then(|bytes| bytes.try_into().ok())
-        .ok_or(UnreadableRow("not an id"))?;
+        .ok_or(UnreadableRowError("not an id"))?;
     let version = Version { count: number(cells)?, nonce: nonce(cells)? };
     let birth = nonce(cells)?;
     let owner = cells.integer()?.map_or(birth, |bits| Nonce(bits.cast_unsigned()));
     let attempt = optional(cells, "not a number of attempts")?.unwrap_or(1);
-    let state = State::from_code(number(cells)?).ok_or(UnreadableRow("an unknown state"))?;
+    let state = State::from_code(number(cells)?).ok_or(UnreadableRowError("an unknown state"))?;
     // Bits that this version does not know are dropped.
     let flags = Flags::from_bits(number::<u32>(cells)? as u8);
     let policy = policy(integer(cells)?)?;
@@ -223,15 +223,16 @@ pub fn read_record<'r>(
     let fingerprint = match cells.bytes()? {
         None => None,
         Some(bytes) => Some(
-            Fingerprint::from_bytes(&bytes).ok_or(UnreadableRow("a fingerprint of an unknown version"))?,
+            Fingerprint::from_bytes(&bytes)
+                .ok_or(UnreadableRowError("a fingerprint of an unknown version"))?,
         ),
     };
     let [tenant, method, path, key] = [text(cells)?, text(cells)?, text(cells)?, text(cells)?];
     let identity = Identity::stored(&tenant, &method, &path, &key);
-    let identity = identity.ok_or(UnreadableRow("not a tenant and a key"))?;
+    let identity = identity.ok_or(UnreadableRowError("not a tenant and a key"))?;
     let note = cells.text()?;
     let status = optional(cells, "not a status")?;
-    let note = RecordDetails::from_json(note.as_deref(), status).ok_or(UnreadableRow("not a note"))?;
+    let note = RecordDetails::from_json(note.as_deref(), status).ok_or(UnreadableRowError("not a note"))?;
     let response = read_response(cells, status)?;
     let record = Record {
         id: RecordId::from_bytes(id),
@@ -310,20 +311,20 @@ pub fn write_record(record: &Record, response: Option<&Response>, policy: i64, r
 fn read_response<'r>(
     cells: &mut impl RowCells<'r>,
     status: Option<u16>,
-) -> Result<Option<SavedResponse>, UnreadableRow> {
+) -> Result<Option<SavedResponse>, UnreadableRowError> {
     let (lines, body, sealed_by) = (cells.bytes()?, cells.bytes()?, cells.text()?);
     let body = body.map(|body| Bytes::from(body.into_owned()));
     match (sealed_by, lines) {
         (Some(key_id), _) => {
-            let data = body.ok_or(UnreadableRow("a sealed response without its value"))?;
+            let data = body.ok_or(UnreadableRowError("a sealed response without its value"))?;
             Ok(Some(SavedResponse::Sealed { key_id: key_id.into_owned(), data }))
         }
         (None, None) => Ok(None),
         (None, Some(lines)) => {
-            let body = body.ok_or(UnreadableRow("a response without its body"))?;
-            let status = status.ok_or(UnreadableRow("a response without a status"))?;
+            let body = body.ok_or(UnreadableRowError("a response without its body"))?;
+            let status = status.ok_or(UnreadableRowError("a response without a status"))?;
             let response = Response::from_columns(status, &lines, body);
-            let response = response.ok_or(UnreadableRow("header lines that can't be read"))?;
+            let response = response.ok_or(UnreadableRowError("header lines that can't be read"))?;
             Ok(Some(SavedResponse::Plain(Arc::new(response))))
         }
     }
@@ -332,22 +333,22 @@ fn read_response<'r>(
 /// A row that this program cannot read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a row can't be read: {0}")]
-pub struct UnreadableRow(pub &'static str);
+pub struct UnreadableRowError(pub &'static str);
 
-fn integer<'r>(cells: &mut impl RowCells<'r>) -> Result<i64, UnreadableRow> {
-    cells.integer()?.ok_or(UnreadableRow("a number is missing"))
+fn integer<'r>(cells: &mut impl RowCells<'r>) -> Result<i64, UnreadableRowError> {
+    cells.integer()?.ok_or(UnreadableRowError("a number is missing"))
 }
 
 /// Reads an unsigned number. Databases without such types store the same bits in a signed one.
-fn number<'r, T: TryFrom<u32>>(cells: &mut impl RowCells<'r>) -> Result<T, UnreadableRow> {
-    to_unsigned(integer(cells)?).ok_or(UnreadableRow("a number out of range"))
+fn number<'r, T: TryFrom<u32>>(cells: &mut impl RowCells<'r>) -> Result<T, UnreadableRowError> {
+    to_unsigned(integer(cells)?).ok_or(UnreadableRowError("a number out of range"))
 }
 
 fn optional<'r, T: TryFrom<u32>>(
     cells: &mut impl RowCells<'r>,
     what: &'static str,
-) -> Result<Option<T>, UnreadableRow> {
-    cells.integer()?.map(|value| to_unsigned(value).ok_or(UnreadableRow(what))).transpose()
+) -> Result<Option<T>, UnreadableRowError> {
+    cells.integer()?.map(|value| to_unsigned(value).ok_or(UnreadableRowError(what))).transpose()
 }
 
 fn to_unsigned<T: TryFrom<u32>>(value: i64) -> Option<T> {
@@ -355,12 +356,12 @@ fn to_unsigned<T: TryFrom<u32>>(value: i64) -> Option<T> {
     T::try_from(value).ok()
 }
 
-fn nonce<'r>(cells: &mut impl RowCells<'r>) -> Result<Nonce, UnreadableRow> {
+fn nonce<'r>(cells: &mut impl RowCells<'r>) -> Result<Nonce, UnreadableRowError> {
     integer(cells).map(|bits| Nonce(bits.cast_unsigned()))
 }
 
-fn text<'r>(cells: &mut impl RowCells<'r>) -> Result<Cow<'r, str>, UnreadableRow> {
-    cells.text()?.ok_or(UnreadableRow("a text is missing"))
+fn text<'r>(cells: &mut impl RowCells<'r>) -> Result<Cow<'r, str>, UnreadableRowError> {
+    cells.text()?.ok_or(UnreadableRowError("a text is missing"))
 }
 
 /// Returns a nonce with the same bits in the signed type that databases have.

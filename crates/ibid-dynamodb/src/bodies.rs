@@ -10,7 +10,7 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::{KeysAndAttributes, ReturnConsumedCapacity};
 use ibid_core::change::{BodyKind, Change, INTERVAL_MAX, LoadedBody, StoredRecord};
 use ibid_core::record::{Flags, Nonce, State};
-use ibid_core::row::{INLINE_BODY_MAX, RecordColumns, UnreadableRow, read_record};
+use ibid_core::row::{INLINE_BODY_MAX, RecordColumns, UnreadableRowError, read_record};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{BodyStore, BoxFuture, StoreError};
 use ibid_core::time::Timestamp;
@@ -76,14 +76,15 @@ impl DynamoStore {
         op: &'static str,
         item: &Item,
     ) -> Result<Option<StoredRecord>, StoreError> {
-        let unreadable = |error: UnreadableRow| StoreError::lasting(NAME, op, error);
+        let unreadable = |error: UnreadableRowError| StoreError::lasting(NAME, op, error);
         let policy = get_bytes(item, "q").and_then(|number| number.try_into().ok()).map(i64::from_be_bytes);
-        let policy = self.policy(op, policy.ok_or_else(|| unreadable(UnreadableRow("no policy")))?).await?;
+        let policy =
+            self.policy(op, policy.ok_or_else(|| unreadable(UnreadableRowError("no policy")))?).await?;
         let body = match response_location(item) {
             None => None,
             Some(BodyLocation::Inline(_)) => Some(get_bytes(item, "b").unwrap_or_default().to_vec()),
             Some(location) => {
-                let id = get_id(item).ok_or_else(|| unreadable(UnreadableRow("not an id")))?;
+                let id = get_id(item).ok_or_else(|| unreadable(UnreadableRowError("not an id")))?;
                 match self.body(op, id, BodyKind::RESPONSE, location).await? {
                     None if !self.is_expired(item) => return Ok(None),
                     body => body,

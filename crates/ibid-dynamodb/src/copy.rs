@@ -6,7 +6,7 @@ use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
 use ibid_core::change::BodyKind;
 use ibid_core::record::Record;
 use ibid_core::response::SavedResponse;
-use ibid_core::row::UnreadableRow;
+use ibid_core::row::UnreadableRowError;
 use ibid_core::scope::RecordId;
 use ibid_core::store::copy::{
     CopiedEvidence, CopiedHistory, CopiedLine, CopiedRecord, CopyPart, CopyRow, SettingFence,
@@ -101,7 +101,7 @@ impl CopyStore for DynamoStore {
 
 impl DynamoStore {
     async fn export_row(&self, part: CopyPart, item: &Item) -> Result<Option<CopyRow>, StoreError> {
-        let unreadable = |why| StoreError::lasting(NAME, EXPORT, UnreadableRow(why));
+        let unreadable = |why| StoreError::lasting(NAME, EXPORT, UnreadableRowError(why));
         let id = get_bytes(item, "i").and_then(|id| id.try_into().ok()).map(RecordId::from_bytes);
         let id = id.ok_or_else(|| unreadable("not an id"))?;
         match part {

@@ -29,7 +29,8 @@ use ibid_core::change::{Change, Draft, Expect, INTERVAL_MAX, InstantChange};
 use ibid_core::fingerprint::Fingerprint;
 use ibid_core::record::{Flags, Nonce, State, Version};
 use ibid_core::row::{
-    INLINE_BODY_MAX, RecordColumns, ResponseColumns, RowCells, TOMBSTONE_FLAG, UnreadableRow, bits, micros,
+    INLINE_BODY_MAX, RecordColumns, ResponseColumns, RowCells, TOMBSTONE_FLAG, UnreadableRowError, bits,
+    micros,
 };
 use ibid_core::scope::{Identity, RecordId};
 use ibid_core::time::Timestamp;
@@ -382,15 +383,15 @@ impl<'r> ItemCells<'r> {
         ItemCells { item, column: 0, has_response: body.is_some(), body }
     }
 
-    fn next(&mut self) -> Result<(&'static str, Option<&'r AttributeValue>), UnreadableRow> {
-        let name = COLUMNS.get(self.column).ok_or(UnreadableRow("a column is missing"))?;
+    fn next(&mut self) -> Result<(&'static str, Option<&'r AttributeValue>), UnreadableRowError> {
+        let name = COLUMNS.get(self.column).ok_or(UnreadableRowError("a column is missing"))?;
         self.column += 1;
         Ok((name, self.item.get(*name)))
     }
 }
 
 impl<'r> RowCells<'r> for ItemCells<'r> {
-    fn integer(&mut self) -> Result<Option<i64>, UnreadableRow> {
+    fn integer(&mut self) -> Result<Option<i64>, UnreadableRowError> {
         let column = self.column;
         let value = match self.next()? {
             (_, None) => return Ok(None),
@@ -400,10 +401,10 @@ impl<'r> RowCells<'r> for ItemCells<'r> {
             (_, Some(AttributeValue::B(bytes))) => bytes.as_ref().try_into().ok().map(i64::from_be_bytes),
             _ => None,
         };
-        value.map(Some).ok_or(UnreadableRow("not a number"))
+        value.map(Some).ok_or(UnreadableRowError("not a number"))
     }
 
-    fn text(&mut self) -> Result<Option<Cow<'r, str>>, UnreadableRow> {
+    fn text(&mut self) -> Result<Option<Cow<'r, str>>, UnreadableRowError> {
         match self.next()? {
             // The response of an earlier generation is not this one's.
             ("sealed", _) if !self.has_response => Ok(None),
@@ -411,18 +412,18 @@ impl<'r> RowCells<'r> for ItemCells<'r> {
             ("x" | "sealed", None) => Ok(None),
             (_, None) => Ok(Some(Cow::Borrowed(""))),
             (_, Some(AttributeValue::S(text))) => Ok(Some(Cow::Borrowed(text))),
-            _ => Err(UnreadableRow("not a text")),
+            _ => Err(UnreadableRowError("not a text")),
         }
     }
 
-    fn bytes(&mut self) -> Result<Option<Cow<'r, [u8]>>, UnreadableRow> {
+    fn bytes(&mut self) -> Result<Option<Cow<'r, [u8]>>, UnreadableRowError> {
         match self.next()? {
             ("b", _) => Ok(self.body.take().map(Cow::Owned)),
             ("l", None) => Ok(self.body.as_ref().map(|_| Cow::Borrowed(&[][..]))),
             ("l", Some(_)) if self.body.is_none() => Ok(None),
             (_, None) => Ok(None),
             (_, Some(AttributeValue::B(bytes))) => Ok(Some(Cow::Borrowed(bytes.as_ref()))),
-            _ => Err(UnreadableRow("not bytes")),
+            _ => Err(UnreadableRowError("not bytes")),
         }
     }
 }

@@ -217,7 +217,7 @@ impl Attempt {
         for _ in 0..PHASE_TRIES_MAX {
             let sent_at = Instant::now();
             let tx = database.begin().await.map_err(TxError::from)?;
-            let inside = match self.inside_owned(tx).await {
+            let inside = match self.join_tx_owned(tx).await {
                 Err(error) if error.is_retryable() => {
                     last_error = error;
                     continue;

@@ -152,7 +152,7 @@ pub struct Effect {
     /// Number of claims after which it is dead.
     pub tries_max: u32,
     /// Safe way to treat an uncertain call, as of now.
-    pub doubt: Doubt,
+    pub doubt: InDoubtRule,
 }
 
 impl Effect {
@@ -164,7 +164,7 @@ impl Effect {
 
 /// Safe way to treat a call that may have been made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Doubt {
+pub enum InDoubtRule {
     /// Repeat the call: the provider deduplicates by our key, and still remembers it.
     Repeat,
     /// Ask whether it was made, after this pause.
@@ -216,11 +216,11 @@ pub fn decide_effect(effect: &Effect, event: EffectEvent) -> EffectVerdict {
         (Claimed, Refused) => Some((Dead, None)),
         (Claimed, Uncertain | Lapsed) => Some(match effect.doubt {
             // The last try may have made the call, so the effect is unknown, not dead.
-            Doubt::Repeat if effect.tries >= effect.tries_max => (Unknown, None),
-            Doubt::Repeat => requeue(effect, None),
-            Doubt::Verify { settle } => (Unknown, Some(settle)),
+            InDoubtRule::Repeat if effect.tries >= effect.tries_max => (Unknown, None),
+            InDoubtRule::Repeat => requeue(effect, None),
+            InDoubtRule::Verify { settle } => (Unknown, Some(settle)),
             // If the provider does not deduplicate, an uncertain call is never repeated blindly.
-            Doubt::Stop => (Unknown, None),
+            InDoubtRule::Stop => (Unknown, None),
         }),
         // Also while it waits for its next try: whichever try made the call, the effect is done.
         (Queued | Claimed | Unknown, Verified(Some(true))) => Some((Done, None)),
@@ -292,19 +292,19 @@ mod tests {
 
     const SETTLE: Duration = Duration::from_secs(60);
 
-    fn effect(state: EffectState, doubt: Doubt, tries: u32) -> Effect {
+    fn effect(state: EffectState, doubt: InDoubtRule, tries: u32) -> Effect {
         Effect { state, tries, tries_max: 5, doubt }
     }
 
-    fn next_state(state: EffectState, doubt: Doubt, event: EffectEvent) -> Option<EffectState> {
+    fn next_state(state: EffectState, doubt: InDoubtRule, event: EffectEvent) -> Option<EffectState> {
         decide_effect(&effect(state, doubt, 1), event).map(|(to, _)| to)
     }
 
     #[test]
     fn a_lapsed_claim_is_made_again_only_if_that_is_safe() {
-        assert_eq!(next_state(Claimed, Doubt::Repeat, Lapsed), Some(Queued));
-        assert_eq!(next_state(Claimed, Doubt::Stop, Lapsed), Some(Unknown));
-        let verify = Doubt::Verify { settle: SETTLE };
+        assert_eq!(next_state(Claimed, InDoubtRule::Repeat, Lapsed), Some(Queued));
+        assert_eq!(next_state(Claimed, InDoubtRule::Stop, Lapsed), Some(Unknown));
+        let verify = InDoubtRule::Verify { settle: SETTLE };
         assert_eq!(decide_effect(&effect(Claimed, verify, 1), Lapsed), Some((Unknown, Some(SETTLE))));
         for state in [Claimed, Unknown] {
             assert_eq!(next_state(state, verify, Verified(Some(true))), Some(Done));
@@ -315,43 +315,43 @@ mod tests {
 
     #[test]
     fn a_verification_that_never_tells_ends_in_a_dead_letter() {
-        let verify = Doubt::Verify { settle: SETTLE };
+        let verify = InDoubtRule::Verify { settle: SETTLE };
         assert_eq!(decide_effect(&effect(Unknown, verify, 5), Verified(None)), Some((Unknown, None)));
         assert!(decide_effect(&effect(Unknown, verify, 4), Verified(None)).unwrap().1.is_some());
     }
 
     #[test]
     fn a_call_whose_result_is_uncertain_is_never_made_again_blindly() {
-        assert_eq!(decide_effect(&effect(Claimed, Doubt::Stop, 1), Uncertain), Some((Unknown, None)));
+        assert_eq!(decide_effect(&effect(Claimed, InDoubtRule::Stop, 1), Uncertain), Some((Unknown, None)));
         for event in [Claim, NotMade { after: None }, Lapsed, Uncertain] {
-            assert_eq!(next_state(Unknown, Doubt::Stop, event), None, "{event:?}");
+            assert_eq!(next_state(Unknown, InDoubtRule::Stop, event), None, "{event:?}");
         }
     }
 
     #[test]
     fn a_last_try_that_may_have_made_it_is_not_dead() {
         for event in [Uncertain, Lapsed] {
-            assert_eq!(decide_effect(&effect(Claimed, Doubt::Repeat, 5), event), Some((Unknown, None)));
+            assert_eq!(decide_effect(&effect(Claimed, InDoubtRule::Repeat, 5), event), Some((Unknown, None)));
         }
     }
 
     #[test]
     fn tries_end_in_a_dead_letter_that_only_an_operator_moves() {
         assert_eq!(
-            decide_effect(&effect(Claimed, Doubt::Repeat, 5), NotMade { after: None }),
+            decide_effect(&effect(Claimed, InDoubtRule::Repeat, 5), NotMade { after: None }),
             Some((Dead, None))
         );
-        assert_eq!(next_state(Claimed, Doubt::Repeat, Refused), Some(Dead));
+        assert_eq!(next_state(Claimed, InDoubtRule::Repeat, Refused), Some(Dead));
         assert_eq!(
-            (next_state(Dead, Doubt::Repeat, Retry), next_state(Dead, Doubt::Repeat, Discard)),
+            (next_state(Dead, InDoubtRule::Repeat, Retry), next_state(Dead, InDoubtRule::Repeat, Discard)),
             (Some(Queued), Some(Discarded))
         );
-        assert_eq!(next_state(Dead, Doubt::Repeat, Claim), None);
+        assert_eq!(next_state(Dead, InDoubtRule::Repeat, Claim), None);
     }
 
     #[test]
     fn a_letter_can_be_discarded_and_never_made() {
-        let letter = Effect { tries_max: 0, ..effect(EffectState::LETTER, Doubt::Stop, 0) };
+        let letter = Effect { tries_max: 0, ..effect(EffectState::LETTER, InDoubtRule::Stop, 0) };
         assert_eq!(decide_effect(&letter, Retry), None);
         assert_eq!(decide_effect(&letter, Claim), None);
         assert_eq!(decide_effect(&letter, Discard), Some((Discarded, None)));
@@ -371,15 +371,15 @@ mod tests {
             Discard,
         ];
         for event in all {
-            assert_eq!(next_state(Done, Doubt::Repeat, event), None, "{event:?}");
-            assert_eq!(next_state(Discarded, Doubt::Repeat, event), None, "{event:?}");
+            assert_eq!(next_state(Done, InDoubtRule::Repeat, event), None, "{event:?}");
+            assert_eq!(next_state(Discarded, InDoubtRule::Repeat, event), None, "{event:?}");
         }
     }
 
     #[test]
     fn an_effect_waits_for_evidence_where_a_webhook_may_settle_it() {
         for state in EffectState::ALL {
-            let settles = next_state(state, Doubt::Stop, Verified(Some(true))) == Some(Done);
+            let settles = next_state(state, InDoubtRule::Stop, Verified(Some(true))) == Some(Done);
             // A worker that holds the effect looks for evidence itself, at the end of its claim.
             assert_eq!(state.waits_for_evidence(), settles && state != EffectState::LEASED, "{state:?}");
         }
@@ -389,7 +389,7 @@ mod tests {
     fn a_provider_may_only_lengthen_the_pause() {
         let pause = |secs| {
             decide_effect(
-                &effect(Claimed, Doubt::Repeat, 3),
+                &effect(Claimed, InDoubtRule::Repeat, 3),
                 NotMade { after: Some(Duration::from_secs(secs)) },
             )
         };
@@ -402,7 +402,7 @@ mod tests {
         for reason in ClaimReason::ALL {
             let (from, to) = reason.states();
             let claimed = (reason == ClaimReason::Call).then_some(to);
-            assert_eq!(next_state(from, Doubt::Stop, Claim), claimed, "{reason:?}");
+            assert_eq!(next_state(from, InDoubtRule::Stop, Claim), claimed, "{reason:?}");
             assert_eq!(from == to, claimed.is_none(), "no other claim changes the state: {reason:?}");
         }
     }

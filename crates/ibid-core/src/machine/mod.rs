@@ -22,7 +22,7 @@ use sha2::{Digest, Sha256};
 
 pub use client_view::{ClientView, describe};
 pub use effect::{
-    ClaimReason, Doubt, Effect, EffectEvent, EffectState, EffectVerdict, change_effect, decide_effect,
+    ClaimReason, Effect, EffectEvent, EffectState, EffectVerdict, InDoubtRule, change_effect, decide_effect,
 };
 pub use evidence::{EvidenceVerdict, judge_effect, judge_record};
 pub use request::holds_key;

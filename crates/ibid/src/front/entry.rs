@@ -9,7 +9,7 @@ use std::sync::Arc;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use ibid_core::policy::Policy;
 use ibid_core::response::SavedResponse;
-use ibid_core::row::{RowCells, RowWriter, UnreadableRow, read_record, write_record};
+use ibid_core::row::{RowCells, RowWriter, UnreadableRowError, read_record, write_record};
 use ibid_core::scope::RecordId;
 use ibid_core::time::Timestamp;
 use minicbor::data::Type;
@@ -97,26 +97,26 @@ impl<'b> CborCells<'b> {
     fn read<T>(
         &mut self,
         value: impl FnOnce(&mut Decoder<'b>) -> Result<T, minicbor::decode::Error>,
-    ) -> Result<Option<T>, UnreadableRow> {
+    ) -> Result<Option<T>, UnreadableRowError> {
         let read = match self.0.datatype() {
             Ok(Type::Null) => self.0.null().map(|()| None),
             Ok(_) => value(&mut self.0).map(Some),
             Err(error) => Err(error),
         };
-        read.map_err(|_| UnreadableRow("a column is missing or has another type"))
+        read.map_err(|_| UnreadableRowError("a column is missing or has another type"))
     }
 }
 
 impl<'b> RowCells<'b> for CborCells<'b> {
-    fn integer(&mut self) -> Result<Option<i64>, UnreadableRow> {
+    fn integer(&mut self) -> Result<Option<i64>, UnreadableRowError> {
         self.read(Decoder::i64)
     }
 
-    fn text(&mut self) -> Result<Option<Cow<'b, str>>, UnreadableRow> {
+    fn text(&mut self) -> Result<Option<Cow<'b, str>>, UnreadableRowError> {
         Ok(self.read(Decoder::str)?.map(Cow::Borrowed))
     }
 
-    fn bytes(&mut self) -> Result<Option<Cow<'b, [u8]>>, UnreadableRow> {
+    fn bytes(&mut self) -> Result<Option<Cow<'b, [u8]>>, UnreadableRowError> {
         Ok(self.read(Decoder::bytes)?.map(Cow::Borrowed))
     }
 }

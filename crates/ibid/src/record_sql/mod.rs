@@ -17,7 +17,7 @@ use std::time::Duration;
 use ibid_core::change::{BodyKind, Change, Expect, History, InstantChange, Stamp, StoredRecord};
 use ibid_core::policy::Policy;
 use ibid_core::record::{Nonce, Record, State, Version};
-use ibid_core::row::{self, RECORD_COLUMNS, RecordColumns, RowCells, UnreadableRow, bits, micros};
+use ibid_core::row::{self, RECORD_COLUMNS, RecordColumns, RowCells, UnreadableRowError, bits, micros};
 use ibid_core::scope::RecordId;
 use ibid_core::sql::Type::{Bytes as Blob, I64};
 use ibid_core::sql::{Dialect, Param, SqlError, SqlRow, SqlTx, Statement, Type, Value};
@@ -276,33 +276,33 @@ struct SqlCells<'a> {
 }
 
 impl SqlCells<'_> {
-    fn value(&mut self) -> Result<Value, UnreadableRow> {
-        self.row.value().map_err(|_| UnreadableRow("a column is missing"))
+    fn value(&mut self) -> Result<Value, UnreadableRowError> {
+        self.row.value().map_err(|_| UnreadableRowError("a column is missing"))
     }
 }
 
 impl RowCells<'static> for SqlCells<'_> {
-    fn integer(&mut self) -> Result<Option<i64>, UnreadableRow> {
+    fn integer(&mut self) -> Result<Option<i64>, UnreadableRowError> {
         match self.value()? {
             Value::Null => Ok(None),
             Value::I64(value) => Ok(Some(value)),
-            _ => Err(UnreadableRow("not a number")),
+            _ => Err(UnreadableRowError("not a number")),
         }
     }
 
-    fn text(&mut self) -> Result<Option<Cow<'static, str>>, UnreadableRow> {
+    fn text(&mut self) -> Result<Option<Cow<'static, str>>, UnreadableRowError> {
         match self.value()? {
             Value::Null => Ok(None),
             Value::Text(value) => Ok(Some(value.into())),
-            _ => Err(UnreadableRow("not text")),
+            _ => Err(UnreadableRowError("not text")),
         }
     }
 
-    fn bytes(&mut self) -> Result<Option<Cow<'static, [u8]>>, UnreadableRow> {
+    fn bytes(&mut self) -> Result<Option<Cow<'static, [u8]>>, UnreadableRowError> {
         match self.value()? {
             Value::Null => Ok(None),
             Value::Bytes(value) => Ok(Some(Cow::Owned(value.into()))),
-            _ => Err(UnreadableRow("not bytes")),
+            _ => Err(UnreadableRowError("not bytes")),
         }
     }
 }

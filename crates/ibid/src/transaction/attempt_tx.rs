@@ -8,7 +8,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use ibid_core::change::{Change, StoredRecord};
-use ibid_core::effect::{InvalidEffect, NewEffect};
+use ibid_core::effect::{InvalidEffectError, NewEffect};
 use ibid_core::machine::{self, Decision, Event, Verdict};
 use ibid_core::record::{ErrorCode, Record, State};
 use ibid_core::response::Response;
@@ -78,7 +78,7 @@ pub enum TxError {
     EffectExists(String),
     /// The effect's name, kind or aggregate is too long or contains a NUL.
     #[error(transparent)]
-    InvalidEffect(#[from] InvalidEffect),
+    InvalidEffect(#[from] InvalidEffectError),
     /// `finish` was called although an enqueued effect owes the response, or `owe` although none does.
     #[error("call `finish` with a response, or `owe` if an enqueued effect owes it, not both")]
     AnswerConflict,
@@ -139,7 +139,7 @@ impl Attempt {
     /// # Cancel safety
     ///
     /// Dropping the future drops `tx`, which rolls it back. The attempt continues and can use another transaction.
-    pub async fn inside<T: OwnedTx>(&mut self, mut tx: T) -> Result<AttemptTx<'_, T>, TxError> {
+    pub async fn join_tx<T: OwnedTx>(&mut self, mut tx: T) -> Result<AttemptTx<'_, T>, TxError> {
         self.begin_work();
         match self.lock(&mut tx).await {
             Ok(held) => Ok(AttemptTx::holding(Holder::Lent(self), tx, held)),
@@ -147,8 +147,11 @@ impl Attempt {
         }
     }
 
-    /// Like [`Attempt::inside`], but it does not borrow the attempt, which continues after the transaction.
-    pub(crate) async fn inside_owned<T: OwnedTx>(&self, mut tx: T) -> Result<AttemptTx<'static, T>, TxError> {
+    /// Like [`Attempt::join_tx`], but it does not borrow the attempt, which continues after the transaction.
+    pub(crate) async fn join_tx_owned<T: OwnedTx>(
+        &self,
+        mut tx: T,
+    ) -> Result<AttemptTx<'static, T>, TxError> {
         match self.lock(&mut tx).await {
             Ok(held) => Ok(AttemptTx::holding(Holder::Own(Box::new(self.detached_copy())), tx, held)),
             Err(error) => Err(give_back(tx, error).await),

@@ -2,7 +2,7 @@
 //!
 //! There are two ways to start it:
 //!
-//! - [`Attempt::inside`](crate::Attempt::inside): the key is already reserved. Your transaction carries your rows and the
+//! - [`Attempt::join_tx`](crate::Attempt::join_tx): the key is already reserved. Your transaction carries your rows and the
 //!   response.
 //! - [`Ibid::begin_inside`](crate::Ibid::begin_inside): the reservation is the first statement of the transaction, so there
 //!   is one commit in all.

@@ -112,7 +112,7 @@ impl Attempt {
         let mut runs = RunLimit::new();
         loop {
             let run = async {
-                let inside = self.inside_owned(database.begin().await?).await?;
+                let inside = self.join_tx_owned(database.begin().await?).await?;
                 let (inside, completion) = inside.run(&mut work, TxError::from).await?;
                 inside.held_by(self).complete(completion.into()).await
             };

@@ -63,7 +63,7 @@ async fn an_effect_enqueued_with_a_business_row_is_carried_out_once() {
 async fn a_rolled_back_transaction_enqueues_nothing() {
     let world = World::new().await;
     let mut attempt = world.begin("k").await;
-    let mut inside = attempt.inside(world.tx().await).await.unwrap();
+    let mut inside = attempt.join_tx(world.tx().await).await.unwrap();
     inside.enqueue(NewEffect::new("charge", "charge", "")).await.unwrap();
     drop(inside);
     assert!(world.effects().await.is_empty());

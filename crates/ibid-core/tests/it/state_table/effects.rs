@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use ibid_core::machine::{Doubt, Effect, EffectEvent, EffectState, decide_effect};
+use ibid_core::machine::{Effect, EffectEvent, EffectState, InDoubtRule, decide_effect};
 
 use super::conditions::group_outcomes;
 
@@ -28,9 +28,11 @@ pub(super) fn effects() -> String {
         for (name, event) in events {
             let mut outcomes = Vec::new();
             let settle = Duration::from_secs(60);
-            for (doubt_name, doubt) in
-                [("repeat", Doubt::Repeat), ("verify", Doubt::Verify { settle }), ("stop", Doubt::Stop)]
-            {
+            for (doubt_name, doubt) in [
+                ("repeat", InDoubtRule::Repeat),
+                ("verify", InDoubtRule::Verify { settle }),
+                ("stop", InDoubtRule::Stop),
+            ] {
                 for (left, tries) in [("left", 1), ("used up", 5)] {
                     let effect = Effect { state, tries, tries_max: 5, doubt };
                     let to = decide_effect(&effect, event).map(|(to, after)| match (to, after) {

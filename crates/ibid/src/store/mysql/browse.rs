@@ -6,7 +6,7 @@ use ibid_core::change::{HistoryKind, HistoryLine, StoredRecord};
 use ibid_core::fingerprint::SecretId;
 use ibid_core::reap::{ReapCount, ReapTarget};
 use ibid_core::record::State;
-use ibid_core::row::UnreadableRow;
+use ibid_core::row::UnreadableRowError;
 use ibid_core::scope::RecordId;
 use ibid_core::sql::Param;
 use ibid_core::store::{
@@ -189,7 +189,7 @@ impl MysqlCore {
                 let id: [u8; SecretId::LEN] = secret
                     .as_ref()
                     .try_into()
-                    .map_err(|_| StoreError::lasting(KIND, OP, UnreadableRow("not a secret's id")))?;
+                    .map_err(|_| StoreError::lasting(KIND, OP, UnreadableRowError("not a secret's id")))?;
                 let secret = SecretId::from_bytes(id);
                 if !known.contains(&secret) {
                     return Ok(Some(secret));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ibid_core::evidence::{self, EventName, Evidence, EvidenceQuery, EvidenceStore, StoredEvidence};
 use ibid_core::record::Nonce;
-use ibid_core::row::{UnreadableRow, bits, micros};
+use ibid_core::row::{UnreadableRowError, bits, micros};
 use ibid_core::sql::Param;
 use ibid_core::store::{BoxFuture, Cursor, Page, StoreError};
 use ibid_core::time::Timestamp;
@@ -115,7 +115,7 @@ async fn purge(connection: &mut MysqlConnection, text: &str) -> Result<u64, Erro
 fn read_evidence(op: &'static str, row: &DbRow) -> Result<(i64, StoredEvidence), StoreError> {
     let decoded = evidence::decode_evidence(row::id(op, row, 3)?, &row::bytes(op, row, 7)?);
     let (about, what) =
-        decoded.ok_or_else(|| StoreError::lasting(KIND, op, UnreadableRow("not evidence")))?;
+        decoded.ok_or_else(|| StoreError::lasting(KIND, op, UnreadableRowError("not evidence")))?;
     let evidence = Evidence {
         name: EventName { source: row::text(op, row, 1)?, event: row::text(op, row, 2)? },
         about,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use ibid_core::change::{LoadedBody, StoredRecord};
 use ibid_core::record::{Nonce, State, Version};
-use ibid_core::row::{UnreadableRow, bits};
+use ibid_core::row::{UnreadableRowError, bits};
 use ibid_core::scope::RecordId;
 use ibid_core::sql::{Param, SqlError};
 use ibid_core::store::{Cursor, Page, RenewOutcome, SetOutcome, StoreError};
@@ -33,7 +33,7 @@ impl MysqlCore {
         &self,
         connection: &mut MysqlConnection,
         id: RecordId,
-    ) -> Result<Result<Option<StoredRecord>, UnreadableRow>, Error> {
+    ) -> Result<Result<Option<StoredRecord>, UnreadableRowError>, Error> {
         let params = [Param::Bytes(id.as_bytes()), Param::maybe_i64(None)];
         // The statement has no other parameter.
         let text = literal::statement(LOAD, &params).unwrap_or_default();

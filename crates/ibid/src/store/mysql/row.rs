@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ibid_core::change::StoredRecord;
-use ibid_core::row::{RECORD_COLUMNS, RowCells, UnreadableRow, read_record};
+use ibid_core::row::{RECORD_COLUMNS, RowCells, UnreadableRowError, read_record};
 use ibid_core::scope::RecordId;
 use ibid_core::store::StoreError;
 use ibid_core::time::Timestamp;
@@ -19,9 +19,9 @@ use crate::store::policy_cache::RowPolicies;
 pub(super) type DbRow = Vec<Value>;
 
 /// Reads the record of a row, with its response.
-pub(super) fn read_stored(policies: &RowPolicies, row: &DbRow) -> Result<StoredRecord, UnreadableRow> {
-    let now = row.get(NOW).and_then(integer).ok_or(UnreadableRow("no instant"))?;
-    let policy = |digest| policies.get(digest).ok_or(UnreadableRow("a policy that is not there"));
+pub(super) fn read_stored(policies: &RowPolicies, row: &DbRow) -> Result<StoredRecord, UnreadableRowError> {
+    let now = row.get(NOW).and_then(integer).ok_or(UnreadableRowError("no instant"))?;
+    let policy = |digest| policies.get(digest).ok_or(UnreadableRowError("a policy that is not there"));
     let (record, response) = read_record(&mut MysqlCells(row.iter()), policy)?;
     Ok(StoredRecord { record: Arc::new(record), response, now: Timestamp::from_micros(now) })
 }
@@ -30,7 +30,7 @@ pub(super) fn read_stored(policies: &RowPolicies, row: &DbRow) -> Result<StoredR
 pub(super) fn readable(
     policies: &RowPolicies,
     rows: &[DbRow],
-) -> (Vec<StoredRecord>, Option<(String, UnreadableRow)>) {
+) -> (Vec<StoredRecord>, Option<(String, UnreadableRowError)>) {
     let (mut records, mut unreadable) = (Vec::with_capacity(rows.len()), None);
     for row in rows {
         match read_stored(policies, row) {
@@ -99,7 +99,7 @@ pub(super) fn id(op: &'static str, row: &DbRow, column: usize) -> Result<RecordI
 }
 
 fn unreadable(op: &'static str) -> StoreError {
-    StoreError::lasting(KIND, op, UnreadableRow("a column of another type"))
+    StoreError::lasting(KIND, op, UnreadableRowError("a column of another type"))
 }
 
 /// Index of the column `now`, behind those of the record.
@@ -111,34 +111,34 @@ const POLICY: usize = 8;
 struct MysqlCells<'r>(std::slice::Iter<'r, Value>);
 
 impl<'r> MysqlCells<'r> {
-    fn value(&mut self) -> Result<&'r Value, UnreadableRow> {
-        self.0.next().ok_or(UnreadableRow("a column is missing"))
+    fn value(&mut self) -> Result<&'r Value, UnreadableRowError> {
+        self.0.next().ok_or(UnreadableRowError("a column is missing"))
     }
 }
 
 impl<'r> RowCells<'r> for MysqlCells<'r> {
-    fn integer(&mut self) -> Result<Option<i64>, UnreadableRow> {
+    fn integer(&mut self) -> Result<Option<i64>, UnreadableRowError> {
         match self.value()? {
             Value::NULL => Ok(None),
-            value => integer(value).map(Some).ok_or(UnreadableRow("not a number")),
+            value => integer(value).map(Some).ok_or(UnreadableRowError("not a number")),
         }
     }
 
-    fn text(&mut self) -> Result<Option<Cow<'r, str>>, UnreadableRow> {
+    fn text(&mut self) -> Result<Option<Cow<'r, str>>, UnreadableRowError> {
         let Some(bytes) = self.bytes()? else { return Ok(None) };
         match bytes {
             Cow::Borrowed(bytes) => std::str::from_utf8(bytes)
                 .map(|text| Some(Cow::Borrowed(text)))
-                .map_err(|_| UnreadableRow("not text")),
-            Cow::Owned(_) => Err(UnreadableRow("not text")),
+                .map_err(|_| UnreadableRowError("not text")),
+            Cow::Owned(_) => Err(UnreadableRowError("not text")),
         }
     }
 
-    fn bytes(&mut self) -> Result<Option<Cow<'r, [u8]>>, UnreadableRow> {
+    fn bytes(&mut self) -> Result<Option<Cow<'r, [u8]>>, UnreadableRowError> {
         match self.value()? {
             Value::NULL => Ok(None),
             Value::Bytes(bytes) => Ok(Some(Cow::Borrowed(bytes))),
-            _ => Err(UnreadableRow("not bytes")),
+            _ => Err(UnreadableRowError("not bytes")),
         }
     }
 }

@@ -6,7 +6,7 @@ use ibid_core::change::{HistoryKind, HistoryLine, StoredRecord};
 use ibid_core::fingerprint::SecretId;
 use ibid_core::reap::{ReapCount, ReapTarget};
 use ibid_core::record::State;
-use ibid_core::row::UnreadableRow;
+use ibid_core::row::UnreadableRowError;
 use ibid_core::scope::RecordId;
 use ibid_core::store::{
     BoxFuture, BrowseStore, Page, PathPart, PathPattern, RecordCounts, RecordFilter, StoreError,
@@ -210,7 +210,7 @@ impl StoreCore {
             if let Some(id) = get::<Option<&[u8]>>(OP, row, 1)? {
                 let id = id
                     .try_into()
-                    .map_err(|_| StoreError::lasting(KIND, OP, UnreadableRow("not a secret's id")))?;
+                    .map_err(|_| StoreError::lasting(KIND, OP, UnreadableRowError("not a secret's id")))?;
                 return Ok(Some(SecretId::from_bytes(id)));
             }
             let Some(last) = get::<Option<SqlId>>(OP, row, 0)? else { return Ok(None) };

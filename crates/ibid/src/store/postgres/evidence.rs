@@ -6,7 +6,7 @@ use ibid_core::evidence::{
     self, EventName, Evidence, EvidenceQuery, EvidenceStore, StoredEvidence, USED_KEPT_FOR,
 };
 use ibid_core::record::Nonce;
-use ibid_core::row::{UnreadableRow, bits, micros};
+use ibid_core::row::{UnreadableRowError, bits, micros};
 use ibid_core::store::{BoxFuture, Cursor, Page, SqlStore, StoreError};
 use ibid_core::time::Timestamp;
 use tokio_postgres::types::Type;
@@ -135,7 +135,7 @@ fn read_evidence(op: &'static str, row: &Row) -> Result<StoredEvidence, StoreErr
     let SqlId(id) = get(op, row, 3)?;
     let decoded = evidence::decode_evidence(id, get(op, row, 7)?);
     let (about, what) =
-        decoded.ok_or_else(|| StoreError::lasting(KIND, op, UnreadableRow("not evidence")))?;
+        decoded.ok_or_else(|| StoreError::lasting(KIND, op, UnreadableRowError("not evidence")))?;
     let evidence = Evidence {
         name: EventName { source: get(op, row, 1)?, event: get(op, row, 2)? },
         about,

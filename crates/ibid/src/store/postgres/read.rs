@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use ibid_core::change::{LoadedBody, StoredRecord};
 use ibid_core::record::{Nonce, State, Version};
-use ibid_core::row::{UnreadableRow, bits};
+use ibid_core::row::{UnreadableRowError, bits};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{Cursor, Page, RenewOutcome, SetOutcome, SqlStore, StoreError};
 use ibid_core::time::Timestamp;
@@ -29,7 +29,7 @@ impl StoreCore {
         &self,
         connection: &Connection,
         id: RecordId,
-    ) -> Result<Result<Option<StoredRecord>, UnreadableRow>, Error> {
+    ) -> Result<Result<Option<StoredRecord>, UnreadableRowError>, Error> {
         let id = &id.as_bytes()[..];
         let [rows] = connection.transaction(OPEN_HOT, [(LOAD, &[(&id, Type::BYTEA), NO_INSTANT])]).await?;
         self.read_one(connection, &rows).await
@@ -40,7 +40,7 @@ impl StoreCore {
         &self,
         connection: &Connection,
         id: RecordId,
-    ) -> Result<Result<Option<StoredRecord>, UnreadableRow>, Error> {
+    ) -> Result<Result<Option<StoredRecord>, UnreadableRowError>, Error> {
         let id = &id.as_bytes()[..];
         let rows = connection.query_once(LOAD, &[(&id, Type::BYTEA), NO_INSTANT]).await?;
         self.read_one(connection, &rows).await
@@ -50,7 +50,7 @@ impl StoreCore {
         &self,
         connection: &Connection,
         rows: &[Row],
-    ) -> Result<Result<Option<StoredRecord>, UnreadableRow>, Error> {
+    ) -> Result<Result<Option<StoredRecord>, UnreadableRowError>, Error> {
         let policies = policies::learn(&self.policies, connection, row::policies_of(rows)).await?;
         Ok(rows.first().map(|row| row::read_stored(&policies, row)).transpose())
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::{Buf, BytesMut};
 use ibid_core::change::StoredRecord;
-use ibid_core::row::{RECORD_COLUMNS, RowCells, UnreadableRow, read_record};
+use ibid_core::row::{RECORD_COLUMNS, RowCells, UnreadableRowError, read_record};
 use ibid_core::scope::RecordId;
 use ibid_core::time::Timestamp;
 use tokio_postgres::Row;
@@ -14,8 +14,8 @@ use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 use crate::store::policy_cache::RowPolicies;
 
 /// Reads the record of a row, with its response.
-pub(super) fn read_stored(policies: &RowPolicies, row: &Row) -> Result<StoredRecord, UnreadableRow> {
-    let now = row.try_get(NOW).map_err(|_| UnreadableRow("no instant"))?;
+pub(super) fn read_stored(policies: &RowPolicies, row: &Row) -> Result<StoredRecord, UnreadableRowError> {
+    let now = row.try_get(NOW).map_err(|_| UnreadableRowError("no instant"))?;
     read(policies, &mut PgCells { source: CellSource::Row(row), next: 0 }, Timestamp::from_micros(now))
 }
 
@@ -23,8 +23,8 @@ fn read(
     policies: &RowPolicies,
     cells: &mut PgCells<'_>,
     now: Timestamp,
-) -> Result<StoredRecord, UnreadableRow> {
-    let policy = |digest| policies.get(digest).ok_or(UnreadableRow("a policy that is not there"));
+) -> Result<StoredRecord, UnreadableRowError> {
+    let policy = |digest| policies.get(digest).ok_or(UnreadableRowError("a policy that is not there"));
     let (record, response) = read_record(cells, policy)?;
     Ok(StoredRecord { record: Arc::new(record), response, now })
 }
@@ -33,7 +33,7 @@ fn read(
 pub(super) fn readable(
     policies: &RowPolicies,
     rows: &[Row],
-) -> (Vec<StoredRecord>, Option<(String, UnreadableRow)>) {
+) -> (Vec<StoredRecord>, Option<(String, UnreadableRowError)>) {
     let (mut records, mut unreadable) = (Vec::with_capacity(rows.len()), None);
     for row in rows {
         match read_stored(policies, row) {
@@ -98,7 +98,7 @@ impl NestedRow<'_> {
         &self,
         policies: &RowPolicies,
         now: Timestamp,
-    ) -> Result<StoredRecord, UnreadableRow> {
+    ) -> Result<StoredRecord, UnreadableRowError> {
         read(policies, &mut PgCells { source: CellSource::Nested(self), next: 0 }, now)
     }
 
@@ -169,7 +169,7 @@ enum CellSource<'r> {
 }
 
 impl<'r> PgCells<'r> {
-    fn get<T: FromSql<'r>>(&mut self) -> Result<T, UnreadableRow> {
+    fn get<T: FromSql<'r>>(&mut self) -> Result<T, UnreadableRowError> {
         self.next += 1;
         let read = match self.source {
             CellSource::Row(row) => row.try_get(self.next - 1).ok(),
@@ -178,20 +178,20 @@ impl<'r> PgCells<'r> {
                 .filter(|(ty, _)| T::accepts(ty))
                 .and_then(|(ty, raw)| T::from_sql_nullable(ty, *raw).ok()),
         };
-        read.ok_or(UnreadableRow("a column of another type"))
+        read.ok_or(UnreadableRowError("a column of another type"))
     }
 }
 
 impl<'r> RowCells<'r> for PgCells<'r> {
-    fn integer(&mut self) -> Result<Option<i64>, UnreadableRow> {
+    fn integer(&mut self) -> Result<Option<i64>, UnreadableRowError> {
         Ok(self.get::<Option<AnyInteger>>()?.map(|AnyInteger(value)| value))
     }
 
-    fn text(&mut self) -> Result<Option<Cow<'r, str>>, UnreadableRow> {
+    fn text(&mut self) -> Result<Option<Cow<'r, str>>, UnreadableRowError> {
         Ok(self.get::<Option<&'r str>>()?.map(Cow::Borrowed))
     }
 
-    fn bytes(&mut self) -> Result<Option<Cow<'r, [u8]>>, UnreadableRow> {
+    fn bytes(&mut self) -> Result<Option<Cow<'r, [u8]>>, UnreadableRowError> {
         Ok(self.get::<Option<AnyBytes<'r>>>()?.map(|AnyBytes(value)| Cow::Borrowed(value)))
     }
 }

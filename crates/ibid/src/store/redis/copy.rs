@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 use ibid_core::change::BodyKind;
 use ibid_core::evidence::encode_evidence;
-use ibid_core::row::UnreadableRow;
+use ibid_core::row::UnreadableRowError;
 use ibid_core::scope::RecordId;
 use ibid_core::store::copy::{
     CopiedEvidence, CopiedHistory, CopiedLine, CopiedRecord, CopyPart, CopyRow, SettingFence,
@@ -179,7 +179,7 @@ impl RedisStore {
 
     async fn export_history(&self, id: &RecordId) -> Result<Option<CopyRow>, Failure> {
         let lines = self.load_lines(id, u32::MAX).await?;
-        let unreadable = || Failure::Lasting(Box::new(UnreadableRow("not a line of history")));
+        let unreadable = || Failure::Lasting(Box::new(UnreadableRowError("not a line of history")));
         let lines: Vec<CopiedLine> =
             lines.iter().map(|line| read_line(line).ok_or_else(unreadable)).collect::<Result<_, _>>()?;
         Ok((!lines.is_empty()).then(|| CopyRow::History(CopiedHistory { id: *id, lines })))

@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use ibid_core::evidence::{self, EventName, Evidence, EvidenceQuery, EvidenceStore, StoredEvidence};
 use ibid_core::record::Nonce;
-use ibid_core::row::{UnreadableRow, bits, micros};
+use ibid_core::row::{UnreadableRowError, bits, micros};
 use ibid_core::scope::RecordId;
 use ibid_core::sql::Param;
 use ibid_core::store::{BoxFuture, Cursor, Page, StoreError};
@@ -196,7 +196,7 @@ fn id_of(value: &Value) -> Option<RecordId> {
 
 /// Reads the id under which evidence is stored.
 fn read_subject(stored: &[u8]) -> Result<RecordId, Failure> {
-    let unreadable = || Failure::Lasting(Box::new(UnreadableRow("not evidence")));
+    let unreadable = || Failure::Lasting(Box::new(UnreadableRowError("not evidence")));
     let columns = stored.get(9..).ok_or_else(unreadable)?;
     match record_bytes::decode(columns) {
         Ok([Param::Bytes(about)]) => about.try_into().map(RecordId::from_bytes).map_err(|_| unreadable()),
@@ -206,7 +206,7 @@ fn read_subject(stored: &[u8]) -> Result<RecordId, Failure> {
 
 /// Reads evidence as a script returns it.
 pub(super) fn read_evidence(stored: &[u8]) -> Result<StoredEvidence, Failure> {
-    let unreadable = |why| Failure::Lasting(Box::new(UnreadableRow(why)));
+    let unreadable = |why| Failure::Lasting(Box::new(UnreadableRowError(why)));
     let Some(([open, as_of @ ..], columns)) = stored.split_first_chunk::<9>() else {
         return Err(unreadable("evidence is cut off"));
     };

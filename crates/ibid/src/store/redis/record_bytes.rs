@@ -11,8 +11,8 @@ use ibid_core::policy::Policy;
 use ibid_core::record::{Nonce, Record, Version};
 use ibid_core::response::SavedResponse;
 use ibid_core::row::{
-    INLINE_BODY_MAX, RecordColumns, ResponseColumns, RowCells, TOMBSTONE_FLAG, UnreadableRow, bits, micros,
-    read_record,
+    INLINE_BODY_MAX, RecordColumns, ResponseColumns, RowCells, TOMBSTONE_FLAG, UnreadableRowError, bits,
+    micros, read_record,
 };
 use ibid_core::scope::RecordId;
 use ibid_core::sql::{Param, Type};
@@ -186,10 +186,10 @@ pub(super) fn split_body(stored: &[u8]) -> Option<(Nonce, &[u8])> {
 }
 
 /// Returns the number of the policy that a packed record names.
-pub(super) fn policy_number(packed: &[u8]) -> Result<i64, UnreadableRow> {
+pub(super) fn policy_number(packed: &[u8]) -> Result<i64, UnreadableRowError> {
     match packed.first() {
         Some(&FORMAT) => Ok(i64::from_be_bytes(array(packed, 23)?)),
-        _ => Err(UnreadableRow("a record of an unknown format")),
+        _ => Err(UnreadableRowError("a record of an unknown format")),
     }
 }
 
@@ -200,7 +200,7 @@ pub(super) fn read(
     body: Option<&[u8]>,
     policy: Arc<Policy>,
     now: Timestamp,
-) -> Result<StoredRecord, UnreadableRow> {
+) -> Result<StoredRecord, UnreadableRowError> {
     let number = policy_number(packed)?;
     let birth = i64::from_be_bytes(array(packed, 15)?);
     let lengths = (u16::from_be_bytes(array(packed, 88)?), u32::from_be_bytes(array(packed, 90)?));
@@ -222,7 +222,7 @@ pub(super) fn read(
             [lines, Param::maybe_bytes(own_body().map(|(_, data)| data)), NULL]
         }
         3 => decode(response).map(|[key_id, data]| [NULL, data, key_id])?,
-        _ => return Err(UnreadableRow("a response of an unknown kind")),
+        _ => return Err(UnreadableRowError("a response of an unknown kind")),
     };
     let number_at = |at| array(packed, at).map(|bytes| Param::I64(i64::from_be_bytes(bytes)));
     let instant_at =
@@ -277,7 +277,7 @@ pub(super) fn encode<const N: usize>(params: [Param<'_>; N]) -> Vec<u8> {
 }
 
 /// Decodes columns, one after the other.
-pub(super) fn decode<const N: usize>(bytes: &[u8]) -> Result<[Param<'_>; N], UnreadableRow> {
+pub(super) fn decode<const N: usize>(bytes: &[u8]) -> Result<[Param<'_>; N], UnreadableRowError> {
     let mut decoder = Decoder::new(bytes);
     let mut params = [NULL; N];
     for param in &mut params {
@@ -296,7 +296,7 @@ fn decode_one<'b>(decoder: &mut Decoder<'b>) -> Result<Param<'b>, minicbor::deco
     }
 }
 
-fn array<const N: usize>(packed: &[u8], at: usize) -> Result<[u8; N], UnreadableRow> {
+fn array<const N: usize>(packed: &[u8], at: usize) -> Result<[u8; N], UnreadableRowError> {
     packed.get(at..).and_then(<[u8]>::first_chunk).copied().ok_or(CUT_OFF)
 }
 
@@ -304,33 +304,33 @@ fn array<const N: usize>(packed: &[u8], at: usize) -> Result<[u8; N], Unreadable
 struct RecordCells<'r>(std::array::IntoIter<Param<'r>, 26>);
 
 impl<'r> RecordCells<'r> {
-    fn next(&mut self) -> Result<Param<'r>, UnreadableRow> {
-        self.0.next().ok_or(UnreadableRow("a column is missing"))
+    fn next(&mut self) -> Result<Param<'r>, UnreadableRowError> {
+        self.0.next().ok_or(UnreadableRowError("a column is missing"))
     }
 }
 
 impl<'r> RowCells<'r> for RecordCells<'r> {
-    fn integer(&mut self) -> Result<Option<i64>, UnreadableRow> {
+    fn integer(&mut self) -> Result<Option<i64>, UnreadableRowError> {
         match self.next()? {
             Param::Null(_) => Ok(None),
             Param::I64(value) => Ok(Some(value)),
-            _ => Err(UnreadableRow("not a number")),
+            _ => Err(UnreadableRowError("not a number")),
         }
     }
 
-    fn text(&mut self) -> Result<Option<Cow<'r, str>>, UnreadableRow> {
+    fn text(&mut self) -> Result<Option<Cow<'r, str>>, UnreadableRowError> {
         match self.next()? {
             Param::Null(_) => Ok(None),
             Param::Text(value) => Ok(Some(Cow::Borrowed(value))),
-            _ => Err(UnreadableRow("not text")),
+            _ => Err(UnreadableRowError("not text")),
         }
     }
 
-    fn bytes(&mut self) -> Result<Option<Cow<'r, [u8]>>, UnreadableRow> {
+    fn bytes(&mut self) -> Result<Option<Cow<'r, [u8]>>, UnreadableRowError> {
         match self.next()? {
             Param::Null(_) => Ok(None),
             Param::Bytes(value) => Ok(Some(Cow::Borrowed(value))),
-            _ => Err(UnreadableRow("not bytes")),
+            _ => Err(UnreadableRowError("not bytes")),
         }
     }
 }
@@ -356,4 +356,4 @@ const DRAFT_LEN: usize = 512;
 const MICROS: u64 = 1_000_000;
 const SECONDS_NONE: u64 = (1 << 40) - 1;
 const NULL: Param<'static> = Param::Null(Type::I64);
-const CUT_OFF: UnreadableRow = UnreadableRow("it is cut off or damaged");
+const CUT_OFF: UnreadableRowError = UnreadableRowError("it is cut off or damaged");

@@ -6,7 +6,7 @@ use ibid_core::evidence::{
     self, EventName, Evidence, EvidenceQuery, EvidenceStore, StoredEvidence, USED_KEPT_FOR,
 };
 use ibid_core::record::Nonce;
-use ibid_core::row::{UnreadableRow, bits};
+use ibid_core::row::{UnreadableRowError, bits};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{BoxFuture, Cursor, Page, StoreError};
 use ibid_core::time::Timestamp;
@@ -129,7 +129,7 @@ pub(super) fn mark_used(connection: &Connection, name: &EventName, now: Timestam
 fn read_evidence(row: &Row<'_>) -> rusqlite::Result<StoredEvidence> {
     let id = RecordId::from_bytes(row.get(3)?);
     let outcome = row.get_ref(7)?.as_blob().ok().and_then(|bytes| evidence::decode_evidence(id, bytes));
-    let (about, what) = outcome.ok_or_else(|| unreadable(UnreadableRow("not evidence")))?;
+    let (about, what) = outcome.ok_or_else(|| unreadable(UnreadableRowError("not evidence")))?;
     Ok(StoredEvidence {
         evidence: Evidence {
             name: EventName { source: row.get(1)?, event: row.get(2)? },

@@ -25,7 +25,7 @@ use rusqlite::{Connection, params};
 use tokio::sync::oneshot;
 
 use self::chore::{ChoreContext, ChoreJob, ChoreKind};
-use self::queue::{CommitJob, Job, JobQueue, QueueRefusal, RenewJob, Serving};
+use self::queue::{CommitJob, Job, JobQueue, QueueError, RenewJob, Serving};
 use self::reader::{Answering, Questions, Reader};
 use self::sql_store::PolicyNumbers;
 use self::writer::CommitCounters;
@@ -245,7 +245,7 @@ impl SqliteStore {
         let (reply, answer) = oneshot::channel();
         self.jobs.push(job(reply)).map_err(|refused| refused.store_error(op))?;
         // Without a reply the thread is gone, perhaps after it wrote: a lost reply like any other.
-        answer.await.map_err(|_| StoreError::transient(NAME, op, QueueRefusal::Closed))?
+        answer.await.map_err(|_| StoreError::transient(NAME, op, QueueError::Closed))?
     }
 
     /// Does some work in the transaction of the next group of changes.
@@ -332,7 +332,7 @@ impl Store for SqliteStore {
             let job = Job::Commit(CommitJob { change, limit: limit.clone(), reply });
             self.jobs.push(job).map_err(|refused| refused.store_error(OP))?;
             // Without a reply the thread is gone, as in [`SqliteStore::write`].
-            let gone = || Err(StoreError::transient(NAME, OP, QueueRefusal::Closed));
+            let gone = || Err(StoreError::transient(NAME, OP, QueueError::Closed));
             reply_or_withdraw(answer, limit, (NAME, OP)).await.unwrap_or_else(gone)
         })
     }
@@ -439,7 +439,7 @@ async fn ask<T: Send + 'static>(
     // A caller that left no longer needs the answer.
     let question: reader::Question = Box::new(move |reader| drop(reply.send(question(reader))));
     questions.push(question).map_err(|refused| refused.store_error(op))?;
-    answer.await.map_err(|_| StoreError::transient(NAME, op, QueueRefusal::Closed).unwritten())?
+    answer.await.map_err(|_| StoreError::transient(NAME, op, QueueError::Closed).unwritten())?
 }
 
 fn set(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ibid_core::policy::Policy;
-use ibid_core::row::{UnreadableRow, micros};
+use ibid_core::row::{UnreadableRowError, micros};
 use ibid_core::time::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
@@ -55,16 +55,16 @@ impl Policies {
         &mut self,
         connection: &Connection,
         number: i64,
-    ) -> rusqlite::Result<Result<Arc<Policy>, UnreadableRow>> {
+    ) -> rusqlite::Result<Result<Arc<Policy>, UnreadableRowError>> {
         if let Some(policy) = self.by_number.get(&number) {
             return Ok(Ok(policy.clone()));
         }
         let mut load = connection.prepare_cached(include_str!("sql/policy_load.sql"))?;
         let Some(data) = load.query_row([number], |row| row.get::<_, Vec<u8>>(0)).optional()? else {
-            return Ok(Err(UnreadableRow("a policy that is not there")));
+            return Ok(Err(UnreadableRowError("a policy that is not there")));
         };
         let Some(policy) = Policy::from_bytes(&data).map(Arc::new) else {
-            return Ok(Err(UnreadableRow("a policy of an unknown version")));
+            return Ok(Err(UnreadableRowError("a policy of an unknown version")));
         };
         if self.by_number.len() >= POLICIES_MAX {
             self.by_number.clear();

@@ -98,7 +98,7 @@ struct Lanes {
 
 /// A job that the queue did not take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum QueueRefusal {
+pub(super) enum QueueError {
     /// Too much is waiting.
     #[error("too many requests are waiting for the disk")]
     Full,
@@ -107,12 +107,12 @@ pub(super) enum QueueRefusal {
     Closed,
 }
 
-impl QueueRefusal {
+impl QueueError {
     /// Converts the refusal to an error that proves that nothing was written.
     pub(super) fn store_error(self, op: &'static str) -> StoreError {
         match self {
-            QueueRefusal::Full => StoreError::overloaded(NAME, op),
-            QueueRefusal::Closed => StoreError::transient(NAME, op, self).unwritten(),
+            QueueError::Full => StoreError::overloaded(NAME, op),
+            QueueError::Closed => StoreError::transient(NAME, op, self).unwritten(),
         }
     }
 }
@@ -126,14 +126,14 @@ impl JobQueue {
     ///
     /// A finish and a renewal are never refused: the one would lose a response, the other would cost an `unknown`, and both
     /// are bounded by the attempts that live.
-    pub(super) fn push(&self, job: Job) -> Result<(), QueueRefusal> {
+    pub(super) fn push(&self, job: Job) -> Result<(), QueueError> {
         let mut lanes = self.lock();
         if lanes.closed {
-            return Err(QueueRefusal::Closed);
+            return Err(QueueError::Closed);
         }
         match job {
             Job::Commit(job) if job.limit.is_some() && lanes.weight.is_full_for(&job.change) => {
-                return Err(QueueRefusal::Full);
+                return Err(QueueError::Full);
             }
             Job::Commit(job) => {
                 lanes.weight.add(&job.change);
@@ -143,11 +143,11 @@ impl JobQueue {
             Job::Chore(chore) => {
                 let lane = lanes.lane_of(chore.kind());
                 if lane.len() >= CHORES_WAITING_MAX {
-                    return Err(QueueRefusal::Full);
+                    return Err(QueueError::Full);
                 }
                 lane.push_back(chore);
             }
-            Job::Closure(_) if lanes.closures.len() >= CLOSURES_MAX => return Err(QueueRefusal::Full),
+            Job::Closure(_) if lanes.closures.len() >= CLOSURES_MAX => return Err(QueueError::Full),
             Job::Closure(closure) => lanes.closures.push_back(closure),
         }
         // A wake for each change that is gathered would cost its caller a system call, and the processor of the next caller.
@@ -448,7 +448,7 @@ mod tests {
         for _ in 0..CHORES_WAITING_MAX {
             push(ChoreKind::Evidence).expect("there is room");
         }
-        assert_eq!(push(ChoreKind::Evidence), Err(QueueRefusal::Full));
+        assert_eq!(push(ChoreKind::Evidence), Err(QueueError::Full));
         for kind in [ChoreKind::Step, ChoreKind::Step, ChoreKind::Setting] {
             push(kind).expect("each kind has its own lane");
         }
@@ -466,7 +466,7 @@ mod tests {
         for nonce in 0..(WEIGHT_MAX / ROW_BYTES) as u64 {
             queue.push(change(nonce, None)).expect("there is room");
         }
-        assert_eq!(queue.push(change(1, Some(Instant::now()))), Err(QueueRefusal::Full));
+        assert_eq!(queue.push(change(1, Some(Instant::now()))), Err(QueueError::Full));
         queue.push(change(2, None)).expect("a finish is never refused");
         queue.push(renewal()).expect("a renewal is never refused");
         assert_eq!(take(&queue).1.len(), CHANGES_MAX);
@@ -490,7 +490,7 @@ mod tests {
         let queue = JobQueue::new();
         assert_eq!(push_all(&queue, "greedy"), 32, "half");
         assert_eq!(push_all(&queue, "other"), 32, "the other half");
-        assert_eq!(queue.push(begin("third")), Err(QueueRefusal::Full), "the bound of all");
+        assert_eq!(queue.push(begin("third")), Err(QueueError::Full), "the bound of all");
         while !take(&queue).1.is_empty() {}
         assert_eq!(push_all(&queue, "greedy"), 32, "what is taken out is free again");
         assert!(queue.lock().weight.by_tenant.len() == 1, "and no other tenant is remembered");
@@ -521,7 +521,7 @@ mod tests {
         let queue = JobQueue::new();
         queue.push(change(1, None)).expect("there is room");
         queue.close();
-        assert_eq!(queue.push(change(2, None)), Err(QueueRefusal::Closed));
+        assert_eq!(queue.push(change(2, None)), Err(QueueError::Closed));
         assert_eq!(take(&queue), (0, vec![1]));
         assert!(matches!(queue.take(None, 0, Duration::ZERO), Next::Closed));
     }
@@ -538,6 +538,6 @@ mod tests {
         });
         thread.join().expect_err("it panicked");
         assert!(answer.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Closed));
-        assert_eq!(queue.push(renewal()), Err(QueueRefusal::Closed));
+        assert_eq!(queue.push(renewal()), Err(QueueError::Closed));
     }
 }

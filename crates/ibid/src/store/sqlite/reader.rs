@@ -18,7 +18,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::error::{spoils_connection, store_error};
 use super::policies::Policies;
-use super::queue::QueueRefusal;
+use super::queue::QueueError;
 use super::{StoreFile, open, row};
 
 /// A question. It sends its own answer.
@@ -42,13 +42,13 @@ impl Questions {
     }
 
     /// Adds a question, or refuses it at once.
-    pub(super) fn push(&self, question: Question) -> Result<(), QueueRefusal> {
+    pub(super) fn push(&self, question: Question) -> Result<(), QueueError> {
         let mut waiting = self.lock();
         if waiting.is_closed {
-            return Err(QueueRefusal::Closed);
+            return Err(QueueError::Closed);
         }
         if waiting.questions.len() >= QUESTIONS_MAX {
-            return Err(QueueRefusal::Full);
+            return Err(QueueError::Full);
         }
         waiting.questions.push_back(question);
         drop(waiting);

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use ibid_core::change::StoredRecord;
-use ibid_core::row::{RECORD_COLUMNS, RowCells, UnreadableRow, read_record};
+use ibid_core::row::{RECORD_COLUMNS, RowCells, UnreadableRowError, read_record};
 use ibid_core::scope::RecordId;
 use ibid_core::sql::Param;
 use ibid_core::time::Timestamp;
@@ -30,7 +30,7 @@ pub(super) fn read_stored(
         Ok(policy) => policy,
         Err(error) => {
             failure = Some(error);
-            Err(UnreadableRow("its policy can't be loaded"))
+            Err(UnreadableRowError("its policy can't be loaded"))
         }
     };
     let read = read_record(&mut Cells { row, next: 0 }, policy);
@@ -42,7 +42,7 @@ pub(super) fn read_stored(
 }
 
 /// Converts an unreadable row to an error of the driver.
-pub(super) fn unreadable(why: UnreadableRow) -> Error {
+pub(super) fn unreadable(why: UnreadableRowError) -> Error {
     Error::FromSqlConversionFailure(0, Type::Blob, Box::new(why))
 }
 
@@ -91,24 +91,24 @@ struct Cells<'r, 's> {
 }
 
 impl<'r> Cells<'r, '_> {
-    fn value(&mut self) -> Result<ValueRef<'r>, UnreadableRow> {
+    fn value(&mut self) -> Result<ValueRef<'r>, UnreadableRowError> {
         self.next += 1;
-        self.row.get_ref(self.next - 1).map_err(|_| UnreadableRow("a column is missing"))
+        self.row.get_ref(self.next - 1).map_err(|_| UnreadableRowError("a column is missing"))
     }
 }
 
 impl<'r> RowCells<'r> for Cells<'r, '_> {
-    fn integer(&mut self) -> Result<Option<i64>, UnreadableRow> {
-        self.value()?.as_i64_or_null().map_err(|_| UnreadableRow("not a number"))
+    fn integer(&mut self) -> Result<Option<i64>, UnreadableRowError> {
+        self.value()?.as_i64_or_null().map_err(|_| UnreadableRowError("not a number"))
     }
 
-    fn text(&mut self) -> Result<Option<Cow<'r, str>>, UnreadableRow> {
-        let text = self.value()?.as_str_or_null().map_err(|_| UnreadableRow("not text"))?;
+    fn text(&mut self) -> Result<Option<Cow<'r, str>>, UnreadableRowError> {
+        let text = self.value()?.as_str_or_null().map_err(|_| UnreadableRowError("not text"))?;
         Ok(text.map(Cow::Borrowed))
     }
 
-    fn bytes(&mut self) -> Result<Option<Cow<'r, [u8]>>, UnreadableRow> {
-        let bytes = self.value()?.as_blob_or_null().map_err(|_| UnreadableRow("not bytes"))?;
+    fn bytes(&mut self) -> Result<Option<Cow<'r, [u8]>>, UnreadableRowError> {
+        let bytes = self.value()?.as_blob_or_null().map_err(|_| UnreadableRowError("not bytes"))?;
         Ok(bytes.map(Cow::Borrowed))
     }
 }

@@ -42,7 +42,7 @@ async fn an_effect_enqueued_while_the_one_before_ends_runs() {
         node.pay("a", [ordered_charge("a")]).await;
         let mut attempt = begin(&node.ibid, "b").await;
         let database = IsolatedDatabase::new(node.database.clone(), level);
-        let mut t1 = attempt.inside(database.begin().await.unwrap()).await.unwrap();
+        let mut t1 = attempt.join_tx(database.begin().await.unwrap()).await.unwrap();
         t1.enqueue(ordered_charge("b")).await.unwrap();
         let worker = node.worker(&provider);
         assert_eq!(worker.run_once().await.unwrap(), one_done(), "{level:?}: the end does not wait");
@@ -66,7 +66,7 @@ async fn an_old_snapshot_at_enqueue_changes_no_order() {
             if ends_in_between {
                 node.pay("a", [ordered_charge("a")]).await;
             }
-            let mut t1 = attempt.inside(database.begin().await.unwrap()).await.unwrap();
+            let mut t1 = attempt.join_tx(database.begin().await.unwrap()).await.unwrap();
             if ends_in_between {
                 assert_eq!(worker.run_once().await.unwrap(), one_done());
             } else {

@@ -28,7 +28,7 @@ async fn every_step_of_an_effect_is_counted() {
     let effect = |name: &str| NewEffect::new(name, "charge", "");
     world.pay("k", [effect("plain"), effect("slow"), effect("refused")]).await;
     let mut undone = world.begin("undone").await;
-    let mut inside = undone.inside(world.tx().await).await.unwrap();
+    let mut inside = undone.join_tx(world.tx().await).await.unwrap();
     inside.enqueue(effect("rolled back")).await.unwrap();
     drop(inside);
     let worker = world.worker(&provider);

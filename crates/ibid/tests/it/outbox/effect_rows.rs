@@ -55,7 +55,7 @@ async fn pay_as<D: Database>(site: &Site<D>, tenant: &str, key: &str) {
     };
     let ask = site.ibid.ask(identity, Arc::new(Policy::default()), Arc::new(Nothing));
     let Begin::Run(mut attempt) = site.ibid.begin(ask).await.unwrap() else { panic!("it is new") };
-    let mut inside = attempt.inside(site.database.begin().await.unwrap()).await.unwrap();
+    let mut inside = attempt.join_tx(site.database.begin().await.unwrap()).await.unwrap();
     inside.enqueue(charge().ordered_by("order-7")).await.unwrap();
     let answer = Response::plain(201, "text/plain", "accepted".to_owned());
     assert!(matches!(inside.finish(answer).await.unwrap(), Outcome::Completed(_)));
@@ -88,7 +88,7 @@ async fn texts_of_handlers_never_keep_a_result_from_being_written<D: Database + 
 
 async fn an_effect_whose_name_can_not_be_stored_is_refused<D: Database + Clone + 'static>(site: Site<D>) {
     let mut attempt = begin(&site.ibid, "k").await;
-    let mut inside = attempt.inside(site.database.begin().await.unwrap()).await.unwrap();
+    let mut inside = attempt.join_tx(site.database.begin().await.unwrap()).await.unwrap();
     let long = "n".repeat(3000);
     for effect in [
         NewEffect::new(long.clone(), "charge", ""),
@@ -193,7 +193,7 @@ async fn a_payload_goes_with_the_records_response<D: Database + Clone + 'static>
     let mut asked = ask(&site.ibid, "k");
     asked.policy = Arc::new(policy);
     let Begin::Run(mut attempt) = site.ibid.begin(asked).await.unwrap() else { panic!("it is new") };
-    let mut inside = attempt.inside(site.database.begin().await.unwrap()).await.unwrap();
+    let mut inside = attempt.join_tx(site.database.begin().await.unwrap()).await.unwrap();
     inside.enqueue(NewEffect::new("charge", "charge", "card 4242")).await.unwrap();
     let answer = Response::plain(201, "text/plain", "accepted".to_owned());
     assert!(matches!(inside.finish(answer).await.unwrap(), Outcome::Completed(_)));
@@ -226,7 +226,7 @@ async fn a_payload_goes_when_its_key_is_used_again<D: Database + Clone + 'static
         }
     };
     let mut attempt = begin().await;
-    let mut inside = attempt.inside(site.database.begin().await.unwrap()).await.unwrap();
+    let mut inside = attempt.join_tx(site.database.begin().await.unwrap()).await.unwrap();
     inside.enqueue(NewEffect::new("charge", "charge", "card 4242")).await.unwrap();
     let answer = Response::plain(201, "text/plain", "accepted".to_owned());
     assert!(matches!(inside.finish(answer).await.unwrap(), Outcome::Completed(_)));

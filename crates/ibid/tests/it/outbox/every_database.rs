@@ -119,7 +119,7 @@ impl<D: Database + Clone + 'static> Site<D> {
 
     pub(super) async fn pay(&self, key: &str, effect: NewEffect) {
         let mut attempt = begin(&self.ibid, key).await;
-        let mut inside = attempt.inside(self.database.begin().await.unwrap()).await.unwrap();
+        let mut inside = attempt.join_tx(self.database.begin().await.unwrap()).await.unwrap();
         inside.enqueue(effect).await.unwrap();
         let answer = Response::plain(201, "text/plain", "accepted".to_owned());
         assert!(matches!(inside.finish(answer).await.unwrap(), Outcome::Completed(_)));
@@ -128,7 +128,7 @@ impl<D: Database + Clone + 'static> Site<D> {
     /// Like [`Self::pay`], with the response owed by the effect.
     pub(super) async fn owe(&self, key: &str, effect: NewEffect) {
         let mut attempt = begin(&self.ibid, key).await;
-        let mut inside = attempt.inside(self.database.begin().await.unwrap()).await.unwrap();
+        let mut inside = attempt.join_tx(self.database.begin().await.unwrap()).await.unwrap();
         inside.enqueue(effect.owing()).await.unwrap();
         assert!(matches!(inside.owe().await.unwrap(), Outcome::AwaitingEffect));
     }

@@ -22,7 +22,7 @@ async fn an_unknown_outcome_with_an_open_effect_does_not_expire() {
         Policy::default().with(|policy| policy.unknown_retention = Some(Duration::from_secs(2 * DAY))),
     );
     let Begin::Run(mut attempt) = world.ibid.begin(ask).await.unwrap() else { panic!("it is new") };
-    let mut inside = attempt.inside(world.tx().await).await.unwrap();
+    let mut inside = attempt.join_tx(world.tx().await).await.unwrap();
     inside.enqueue(NewEffect::new("charge", "charge", "").owing()).await.unwrap();
     assert!(matches!(inside.owe().await.unwrap(), Outcome::AwaitingEffect));
     let worker = world.worker(&provider);

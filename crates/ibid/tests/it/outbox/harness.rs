@@ -105,7 +105,7 @@ impl World {
     /// Makes a payment with its effects and its response, in one transaction.
     pub(super) async fn pay(&self, key: &str, effects: impl IntoIterator<Item = NewEffect>) {
         let mut attempt = self.begin(key).await;
-        let mut inside = attempt.inside(self.tx().await).await.unwrap();
+        let mut inside = attempt.join_tx(self.tx().await).await.unwrap();
         inside.execute("insert into payment values (?1)", [key]).unwrap();
         for effect in effects {
             inside.enqueue(effect).await.unwrap();
@@ -117,7 +117,7 @@ impl World {
     /// Like [`Self::pay`], with the response owed by the effect.
     pub(super) async fn owe(&self, key: &str, effect: NewEffect) {
         let mut attempt = self.begin(key).await;
-        let mut inside = attempt.inside(self.tx().await).await.unwrap();
+        let mut inside = attempt.join_tx(self.tx().await).await.unwrap();
         inside.enqueue(effect).await.unwrap();
         assert!(matches!(inside.owe().await.unwrap(), Outcome::AwaitingEffect));
     }

@@ -66,7 +66,7 @@ async fn an_effect_enqueued_while_the_one_before_ends_runs_on_mysql() {
         site.pay("a", ordered_charge("a", "account")).await;
         let mut attempt = begin(&site.ibid, "b").await;
         let database = IsolatedDatabase::new(site.database.clone(), level);
-        let mut t1 = attempt.inside(database.begin().await.unwrap()).await.unwrap();
+        let mut t1 = attempt.join_tx(database.begin().await.unwrap()).await.unwrap();
         t1.enqueue(ordered_charge("b", "account")).await.unwrap();
         let worker = calls.worker(&site);
         assert_eq!(worker.run_once().await.unwrap().done, 1, "{level:?}: the end does not wait");
@@ -82,7 +82,7 @@ async fn an_effect_enqueued_while_the_one_before_ends_runs_on_mysql() {
 async fn effects_of_an_aggregate_are_numbered_by_commits_on_mysql() {
     let (site, calls) = (mysql().await, Calls::default());
     let mut attempt = begin(&site.ibid, "a").await;
-    let mut t1 = attempt.inside(site.database.begin().await.unwrap()).await.unwrap();
+    let mut t1 = attempt.join_tx(site.database.begin().await.unwrap()).await.unwrap();
     t1.enqueue(ordered_charge("a", "account")).await.unwrap();
     let site = Arc::new(site);
     let other = site.clone();

@@ -48,7 +48,7 @@ impl Node {
 
     pub(super) async fn pay(&self, key: &str, effects: impl IntoIterator<Item = NewEffect>) {
         let mut attempt = begin(&self.ibid, key).await;
-        let mut inside = attempt.inside(self.database.begin().await.unwrap()).await.unwrap();
+        let mut inside = attempt.join_tx(self.database.begin().await.unwrap()).await.unwrap();
         sqlx::query("insert into payment values ($1)").bind(key).execute(inside.conn()).await.unwrap();
         for effect in effects {
             inside.enqueue(effect).await.unwrap();
@@ -134,7 +134,7 @@ async fn an_effect_runs_exactly_if_its_business_row_committed() {
     let server = Postgres::shared();
     let (node, provider) = (Node::new(&server).await, Provider::new("w", |_| made_outcome()));
     let mut attempt = begin(&node.ibid, "undone").await;
-    let mut inside = attempt.inside(node.database.begin().await.unwrap()).await.unwrap();
+    let mut inside = attempt.join_tx(node.database.begin().await.unwrap()).await.unwrap();
     inside.enqueue(charge("undone")).await.unwrap();
     drop(inside);
     node.pay("k", [charge("kept")]).await;
@@ -227,14 +227,14 @@ async fn calls_of_an_aggregate_follow_the_order_of_commits() {
     let (ann, bob) = (Provider::new("ann", |_| made_outcome()), Provider::new("bob", |_| made_outcome()));
     for undone in [true, false] {
         let mut attempt = begin(&one.ibid, &format!("first {undone}")).await;
-        let mut first = attempt.inside(one.database.begin().await.unwrap()).await.unwrap();
+        let mut first = attempt.join_tx(one.database.begin().await.unwrap()).await.unwrap();
         first.enqueue(of("account 7", &format!("first {undone}"))).await.unwrap();
 
         let (ibid, database) = (two.ibid.clone(), two.database.clone());
         let effect = of("account 7", &format!("second {undone}"));
         let second = tokio::spawn(async move {
             let mut attempt = begin(&ibid, &format!("second {undone}")).await;
-            let mut inside = attempt.inside(database.begin().await.unwrap()).await.unwrap();
+            let mut inside = attempt.join_tx(database.begin().await.unwrap()).await.unwrap();
             inside.enqueue(effect).await.unwrap();
             inside.finish(answer()).await.unwrap()
         });
@@ -341,7 +341,7 @@ async fn an_owed_answer_reaches_a_client_of_another_node() {
     let server = Postgres::shared();
     let (one, two) = (Node::new(&server).await, Node::new(&server).await);
     let mut attempt = begin(&one.ibid, "k").await;
-    let mut inside = attempt.inside(one.database.begin().await.unwrap()).await.unwrap();
+    let mut inside = attempt.join_tx(one.database.begin().await.unwrap()).await.unwrap();
     inside.enqueue(charge("charge").owing()).await.unwrap();
     assert!(matches!(inside.owe().await.unwrap(), Outcome::AwaitingEffect));
     let (ibid, asked) = (two.ibid.clone(), ask(&two.ibid, "k"));

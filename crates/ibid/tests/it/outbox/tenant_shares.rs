@@ -146,7 +146,7 @@ async fn enqueue<D: Database>(site: &Site<D>, tenant: &str, kind: &str, effects:
     };
     let ask = site.ibid.ask(identity, Arc::new(Policy::default()), Arc::new(Nothing));
     let Begin::Run(mut attempt) = site.ibid.begin(ask).await.unwrap() else { panic!("it is new") };
-    let mut inside = attempt.inside(site.database.begin().await.unwrap()).await.unwrap();
+    let mut inside = attempt.join_tx(site.database.begin().await.unwrap()).await.unwrap();
     for number in 0..effects {
         inside.enqueue(NewEffect::new(format!("{kind} {number}"), kind, "")).await.unwrap();
     }

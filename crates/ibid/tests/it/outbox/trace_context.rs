@@ -53,7 +53,7 @@ async fn pay<D: Database + Clone + 'static>(
     let mut ask = ask(&site.ibid, key);
     ask.trace = trace.map(str::to_owned);
     let Begin::Run(mut attempt) = site.ibid.begin(ask).await.unwrap() else { panic!("not to be run") };
-    let mut inside = attempt.inside(site.database.begin().await.unwrap()).await.unwrap();
+    let mut inside = attempt.join_tx(site.database.begin().await.unwrap()).await.unwrap();
     inside.enqueue(effect).await.unwrap();
     let _ = inside.finish(Response::plain(201, "text/plain", String::new())).await.unwrap();
 }

@@ -188,7 +188,7 @@ async fn evidence_from_before_the_effect_is_kept_for_it<D: Database + Clone + 's
     let at = EffectRef::DownstreamKey(downstream_key(&record.id, record.birth, "charge"));
     assert_eq!(site.hear("evt_1", &at, executed_observation(201, "ch_9")).await, EvidenceResult::Early);
     assert_eq!(site.hear("evt_2", &at, Observation::NotExecuted).await, EvidenceResult::Premature);
-    let mut inside = attempt.inside(site.database.begin().await.unwrap()).await.unwrap();
+    let mut inside = attempt.join_tx(site.database.begin().await.unwrap()).await.unwrap();
     inside.enqueue(charge().owing()).await.unwrap();
     let _ = inside.owe().await.unwrap();
     assert_eq!(site.only_effect().await.downstream_key, downstream_key(&record.id, record.birth, "charge"));

@@ -100,7 +100,7 @@ async fn a_crash_after_any_phase_goes_on_after_the_last_committed_one<A: Adapter
         }
         // Half-way into the next phase.
         if let Some(name) = PHASES.get(crashes_after) {
-            let mut inside = attempt.inside(world.tx().await).await.unwrap();
+            let mut inside = attempt.join_tx(world.tx().await).await.unwrap();
             pay(&mut *inside, &key, name).await.unwrap();
             drop(inside);
         }
@@ -218,7 +218,7 @@ async fn a_zombie_does_not_advance<A: Adapter>(world: &World<A>) {
 async fn the_last_phase_may_be_the_completion<A: Adapter>(world: &World<A>) {
     let mut attempt = world.begin("completes").await;
     step(&mut attempt, &world.db, "completes", "ride").await.unwrap();
-    let mut inside = attempt.inside(world.tx().await).await.unwrap();
+    let mut inside = attempt.join_tx(world.tx().await).await.unwrap();
     pay(&mut *inside, "completes", "last").await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     let record = world.record("completes").await.unwrap();

@@ -139,7 +139,7 @@ mod with_callers {
         let world = World::<TokioPostgresPools>::new(TestDatabase::postgres()).await;
         let mut attempt = world.begin("k").await;
         world.sql("delete from ibid_policy").await;
-        let refused = attempt.inside(world.db.begin().await.unwrap()).await;
+        let refused = attempt.join_tx(world.db.begin().await.unwrap()).await;
         assert!(
             matches!(&refused, Err(TxError::Sql(error)) if error.fault() == SqlFault::Wrong),
             "{refused:?}"
@@ -147,6 +147,6 @@ mod with_callers {
         // A process that stores the policy again, through any connection, makes it readable again.
         let bob = world.other_node().await;
         drop(world.begin_on(&bob, "another").await);
-        assert!(attempt.inside(world.db.begin().await.unwrap()).await.is_ok());
+        assert!(attempt.join_tx(world.db.begin().await.unwrap()).await.is_ok());
     }
 }

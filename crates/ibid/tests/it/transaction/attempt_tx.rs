@@ -29,7 +29,7 @@ pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
 async fn business_row_effect_and_answer_commit_together<A: Adapter>(world: &World<A>) {
     let mut attempt = world.begin("together").await;
     let id = attempt.record_id();
-    let mut inside = attempt.inside(world.tx().await).await.unwrap();
+    let mut inside = attempt.join_tx(world.tx().await).await.unwrap();
     assert_eq!((inside.number(), inside.record_id()), (1, id));
     pay_and_charge(&mut inside, "together", "ann").await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
@@ -53,18 +53,18 @@ async fn business_row_effect_and_answer_commit_together<A: Adapter>(world: &Worl
 
 async fn a_dropped_transaction_leaves_its_attempt_usable<A: Adapter>(world: &World<A>) {
     let mut attempt = world.begin("dropped").await;
-    let mut inside = attempt.inside(world.tx().await).await.unwrap();
+    let mut inside = attempt.join_tx(world.tx().await).await.unwrap();
     pay_and_charge(&mut inside, "dropped", "first").await.unwrap();
     drop(inside);
     world.nothing_of("dropped").await;
-    let mut inside = attempt.inside(world.tx().await).await.unwrap();
+    let mut inside = attempt.join_tx(world.tx().await).await.unwrap();
     pay_and_charge(&mut inside, "dropped", "second").await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     assert!(world.paid_by("dropped", "second").await);
     assert_eq!((world.payments("dropped").await, world.effects("dropped").await.len()), (1, 1));
 
     let mut attempt = world.begin("given up").await;
-    let mut inside = attempt.inside(world.tx().await).await.unwrap();
+    let mut inside = attempt.join_tx(world.tx().await).await.unwrap();
     pay_and_charge(&mut inside, "given up", "first").await.unwrap();
     drop(inside);
     assert!(matches!(attempt.release(ErrorCode::NotSent).await, Outcome::Released));
@@ -79,13 +79,13 @@ async fn a_lost_lease_is_refused_before_any_work<A: Adapter>(world: &World<A>) {
     let mut taken = world.begin_on(&bob, "lapsed").await;
     assert_eq!(taken.number(), 2);
     for _ in 0..2 {
-        let refused = zombie.inside(world.tx().await).await;
+        let refused = zombie.join_tx(world.tx().await).await;
         assert!(matches!(refused, Err(TxError::LeaseLost)));
     }
-    let mut inside = taken.inside(world.tx().await).await.unwrap();
+    let mut inside = taken.join_tx(world.tx().await).await.unwrap();
     pay(&mut *inside, "lapsed", "bob").await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
-    assert!(matches!(zombie.inside(world.tx().await).await, Err(TxError::LeaseLost)));
+    assert!(matches!(zombie.join_tx(world.tx().await).await, Err(TxError::LeaseLost)));
     // A late release by a zombie that did nothing changes nothing.
     assert!(matches!(zombie.release(ErrorCode::NotSent).await, Outcome::Superseded(_)));
     assert!(world.paid_by("lapsed", "bob").await);
@@ -103,7 +103,7 @@ async fn an_answer_that_is_no_success_undoes_the_work<A: Adapter>(world: &World<
         ("503", answer(503), false),
     ] {
         let mut attempt = world.begin(key).await;
-        let mut inside = attempt.inside(world.tx().await).await.unwrap();
+        let mut inside = attempt.join_tx(world.tx().await).await.unwrap();
         pay_and_charge(&mut inside, key, "ann").await.unwrap();
         let finished = inside.finish(said.clone()).await.unwrap();
         world.nothing_of(key).await;
@@ -121,14 +121,14 @@ async fn a_lost_reply_is_settled_by_the_record<A: Adapter>(world: &World<A>) {
     let replies = [Reply::Lost, Reply::NeverSent];
     let lossy = Lossy::new(A::open(&world.test_db, 2, PATIENT).await, &replies);
     let mut attempt = world.begin("lost").await;
-    let mut inside = attempt.inside(lossy.begin().await.unwrap()).await.unwrap();
+    let mut inside = attempt.join_tx(lossy.begin().await.unwrap()).await.unwrap();
     pay_and_charge(&mut inside, "lost", "ann").await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     assert_eq!((world.payments("lost").await, world.effects("lost").await.len()), (1, 1));
     assert_eq!(world.replay("lost").await, answer(201));
 
     let mut attempt = world.begin("never sent").await;
-    let mut inside = attempt.inside(lossy.begin().await.unwrap()).await.unwrap();
+    let mut inside = attempt.join_tx(lossy.begin().await.unwrap()).await.unwrap();
     pay_and_charge(&mut inside, "never sent", "ann").await.unwrap();
     assert!(matches!(inside.finish(answer(201)).await, Err(TxError::NotCommitted)));
     assert!(matches!(attempt.outcome(), Some(Outcome::Released)));
@@ -138,10 +138,10 @@ async fn a_lost_reply_is_settled_by_the_record<A: Adapter>(world: &World<A>) {
 
 async fn who_gives_the_answer_must_be_clear<A: Adapter>(world: &World<A>) {
     let mut attempt = world.begin("who").await;
-    let mut inside = attempt.inside(world.tx().await).await.unwrap();
+    let mut inside = attempt.join_tx(world.tx().await).await.unwrap();
     pay_and_charge(&mut inside, "who", "ann").await.unwrap();
     assert!(matches!(inside.owe().await, Err(TxError::AnswerConflict)));
-    let mut inside = attempt.inside(world.tx().await).await.unwrap();
+    let mut inside = attempt.join_tx(world.tx().await).await.unwrap();
     pay(&mut *inside, "who", "ann").await.unwrap();
     inside.enqueue(NewEffect::new("charge", "charge", "").owing()).await.unwrap();
     assert!(matches!(inside.finish(answer(201)).await, Err(TxError::AnswerConflict)));
@@ -150,7 +150,7 @@ async fn who_gives_the_answer_must_be_clear<A: Adapter>(world: &World<A>) {
 
 async fn an_owed_answer_is_pending<A: Adapter>(world: &World<A>) {
     let mut attempt = world.begin("owed").await;
-    let mut inside = attempt.inside(world.tx().await).await.unwrap();
+    let mut inside = attempt.join_tx(world.tx().await).await.unwrap();
     pay(&mut *inside, "owed", "ann").await.unwrap();
     inside.enqueue(NewEffect::new("charge", "charge", "").owing()).await.unwrap();
     assert!(matches!(inside.owe().await.unwrap(), Outcome::AwaitingEffect));
@@ -166,7 +166,7 @@ async fn an_owed_answer_is_pending<A: Adapter>(world: &World<A>) {
 
 async fn an_effect_has_its_name_alone<A: Adapter>(world: &World<A>) {
     let mut attempt = world.begin("names").await;
-    let mut inside = attempt.inside(world.tx().await).await.unwrap();
+    let mut inside = attempt.join_tx(world.tx().await).await.unwrap();
     inside.enqueue(NewEffect::new("charge", "charge", "1").ordered_by("account 7")).await.unwrap();
     let twice = inside.enqueue(NewEffect::new("charge", "charge", "2")).await;
     assert!(matches!(twice, Err(TxError::EffectExists(name)) if name == "charge"));
@@ -180,12 +180,12 @@ async fn an_effect_has_its_name_alone<A: Adapter>(world: &World<A>) {
 
 async fn an_answer_too_large_to_repeat_is_refused<A: Adapter>(world: &World<A>) {
     let mut attempt = world.begin("large").await;
-    let mut inside = attempt.inside(world.tx().await).await.unwrap();
+    let mut inside = attempt.join_tx(world.tx().await).await.unwrap();
     pay_and_charge(&mut inside, "large", "ann").await.unwrap();
     let large = Response::plain(201, "text/plain", "x".repeat((1 << 20) + 1));
     assert!(matches!(inside.finish(large).await, Err(TxError::ResponseTooLarge)));
     world.nothing_of("large").await;
-    let inside = attempt.inside(world.tx().await).await.unwrap();
+    let inside = attempt.join_tx(world.tx().await).await.unwrap();
     let largest = Response::plain(201, "text/plain", "x".repeat(1 << 20));
     assert!(is_stored(&inside.finish(largest.clone()).await.unwrap(), 201));
     assert_eq!(world.replay("large").await, largest);
@@ -193,9 +193,9 @@ async fn an_answer_too_large_to_repeat_is_refused<A: Adapter>(world: &World<A>) 
 
 async fn an_attempt_that_has_ended_goes_nowhere<A: Adapter>(world: &World<A>) {
     let mut attempt = world.begin("ended").await;
-    let inside = attempt.inside(world.tx().await).await.unwrap();
+    let inside = attempt.join_tx(world.tx().await).await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
-    assert!(matches!(attempt.inside(world.tx().await).await, Err(TxError::Ended)));
+    assert!(matches!(attempt.join_tx(world.tx().await).await, Err(TxError::Ended)));
 }
 
 async fn reaping_a_record_keeps_the_row_that_refers_to_it<A: Adapter>(world: &World<A>) {
@@ -208,7 +208,7 @@ async fn reaping_a_record_keeps_the_row_that_refers_to_it<A: Adapter>(world: &Wo
     };
     let mut attempt = world.begin("ride").await;
     let id = attempt.record_id();
-    let mut inside = attempt.inside(world.tx().await).await.unwrap();
+    let mut inside = attempt.join_tx(world.tx().await).await.unwrap();
     execute(&mut *inside, ride, &[Param::Text("ride"), Param::Bytes(id.as_bytes())]).await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     let mut inside = world.begin_inside("all inside").await;

@@ -91,7 +91,7 @@ async fn total(server: &Postgres, mode: Mode, requests: i64) -> Cost {
             }
             Mode::ReserveThenFinish => {
                 let mut attempt = world.begin(&key).await;
-                let mut inside = attempt.inside(db.begin().await.unwrap()).await.unwrap();
+                let mut inside = attempt.join_tx(db.begin().await.unwrap()).await.unwrap();
                 pay(&mut *inside, &key, "x").await.unwrap();
                 assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
             }

@@ -54,7 +54,7 @@ async fn every_mode_commits_with<A: Adapter>(world: &World<A>, ibid: &Ibid, role
     assert_eq!(committed_rows(world).await, all, "{}", key("phase"));
 
     let mut attempt = world.begin_on(ibid, &key("owed")).await;
-    let mut inside = attempt.inside(db.begin().await.unwrap()).await.unwrap();
+    let mut inside = attempt.join_tx(db.begin().await.unwrap()).await.unwrap();
     inside.enqueue(NewEffect::new("owed", "owed", "42").owing()).await.unwrap();
     let _ = inside.owe().await.unwrap();
     assert_eq!(committed_rows(world).await, of(&["ibid_effect", "ibid_record"]), "{}", key("owed"));
@@ -65,7 +65,7 @@ async fn every_mode_commits_with<A: Adapter>(world: &World<A>, ibid: &Ibid, role
 
 async fn reserved_first<A: Adapter>(world: &World<A>, ibid: &Ibid, db: &A::Db, key: &str) {
     let mut attempt = world.begin_on(ibid, key).await;
-    let mut inside = attempt.inside(db.begin().await.unwrap()).await.unwrap();
+    let mut inside = attempt.join_tx(db.begin().await.unwrap()).await.unwrap();
     pay_and_charge(&mut inside, key, "app").await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
 }
@@ -85,7 +85,7 @@ async fn one_phase<A: Adapter>(world: &World<A>, ibid: &Ibid, db: &A::Db, key: &
 async fn a_caller_who_lowers_it_half_way_is_not_heard<A: Adapter>(world: &World<A>) {
     let db = app::<A>(world).await;
     let mut attempt = world.begin("lowered").await;
-    let mut inside = attempt.inside(db.begin().await.unwrap()).await.unwrap();
+    let mut inside = attempt.join_tx(db.begin().await.unwrap()).await.unwrap();
     execute(&mut *inside, "set local synchronous_commit = off", &[]).await.unwrap();
     pay(&mut *inside, "lowered", "app").await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));

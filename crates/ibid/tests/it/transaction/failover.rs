@@ -84,7 +84,7 @@ impl Load {
     async fn reserved_first(&self, key: &str) -> Result<Outcome, TxError> {
         let outcome = self.world.ibid.begin(self.world.ask(key)).await?;
         let Begin::Run(mut attempt) = outcome else { panic!("a fresh key `{key}` is {outcome:?}") };
-        let mut inside = attempt.inside(self.app.begin().await?).await?;
+        let mut inside = attempt.join_tx(self.app.begin().await?).await?;
         pay(&mut *inside, key, "app").await?;
         inside.finish(answer(201)).await
     }

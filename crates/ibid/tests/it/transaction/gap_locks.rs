@@ -47,7 +47,7 @@ async fn what_an_old_snapshot_lacks_is_removed<A: Adapter>(world: &World<A>) {
         .await;
     phase.expect("it commits");
     assert!(world.number("select count(*) from ibid_body where kind >= 16").await > 0);
-    let inside = attempt.inside(tx).await.expect("the lease is ours");
+    let inside = attempt.join_tx(tx).await.expect("the lease is ours");
     assert!(is_stored(&inside.finish(answer(201)).await.expect("it commits"), 201));
     assert_eq!(world.number("select count(*) from ibid_body").await, 0);
 }
@@ -81,7 +81,7 @@ async fn others_insert_while_a_generation_is_replaced<A: Adapter>(
     put(&**world.ibid.store(), &stored).await;
     let neighbour = format!("next to {key}");
     let mut attempt = world.begin(&neighbour).await;
-    let mut inside = attempt.inside(world.tx().await).await.expect("the lease is ours");
+    let mut inside = attempt.join_tx(world.tx().await).await.expect("the lease is ours");
     execute(&mut *inside, "set session innodb_lock_wait_timeout = 1", &[]).await.expect("a setting");
     pay_and_charge(&mut inside, &neighbour, "bob").await.expect("the effect's row waits for no lock");
     assert!(is_stored(&inside.finish(large()).await.expect("it commits"), 201));

@@ -65,7 +65,7 @@ async fn pay_held<A: Adapter>(
     mut held: HeldAttempt,
 ) -> Result<Response, TxError> {
     let key = guarded.key.as_str();
-    let inside = held.inside(world.tx().await).await?;
+    let inside = held.join_tx(world.tx().await).await?;
     work(inside, &what, key, guarded.attempt > 1).await
 }
 

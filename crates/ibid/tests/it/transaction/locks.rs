@@ -32,7 +32,7 @@ async fn a_due_record_that_is_held_is_not_taken_over<A: Adapter>(world: &World<A
     let bob = world.other_node().await;
     let mut attempt = world.begin("held").await;
     world.lapse("held").await;
-    let mut inside = attempt.inside(world.tx().await).await.unwrap();
+    let mut inside = attempt.join_tx(world.tx().await).await.unwrap();
     pay_and_charge(&mut inside, "held", "ann").await.unwrap();
 
     let record = world.record("held").await.unwrap();
@@ -53,24 +53,24 @@ async fn a_due_record_that_is_held_is_not_taken_over<A: Adapter>(world: &World<A
     // Dropped without an end, the record may be taken over.
     let mut attempt = world.begin("let go").await;
     world.lapse("let go").await;
-    let inside = attempt.inside(world.tx().await).await.unwrap();
+    let inside = attempt.join_tx(world.tx().await).await.unwrap();
     assert_eq!(upkeep::sweep_once(&bob).await.unwrap(), 0);
     drop(inside);
     while upkeep::sweep_once(&bob).await.unwrap() == 0 {}
     assert_eq!(world.record("let go").await.unwrap().state, State::Retryable);
-    assert!(matches!(attempt.inside(world.tx().await).await, Err(TxError::LeaseLost)));
+    assert!(matches!(attempt.join_tx(world.tx().await).await, Err(TxError::LeaseLost)));
 }
 
 async fn who_was_cut_off_has_done_nothing<A: Adapter>(world: &World<A>) {
     let mut zombie = world.begin("cut off").await;
-    let mut inside = zombie.inside(world.tx().await).await.unwrap();
+    let mut inside = zombie.join_tx(world.tx().await).await.unwrap();
     pay_and_charge(&mut inside, "cut off", "zombie").await.unwrap();
     // The server does the same by itself once the session was idle for a lease.
     end_silent_session(world).await;
     world.lapse("cut off").await;
     let bob = world.other_node().await;
     let mut taken = world.begin_on(&bob, "cut off").await;
-    let mut bobs = taken.inside(world.tx().await).await.unwrap();
+    let mut bobs = taken.join_tx(world.tx().await).await.unwrap();
     pay_and_charge(&mut bobs, "cut off", "bob").await.unwrap();
     assert!(is_stored(&bobs.finish(answer(201)).await.unwrap(), 201));
 
@@ -78,7 +78,7 @@ async fn who_was_cut_off_has_done_nothing<A: Adapter>(world: &World<A>) {
         Err(TxError::Sql(error)) => assert_eq!(error.fault(), SqlFault::Lost),
         other => panic!("a zombie's transaction is committed: {other:?}"),
     }
-    assert!(matches!(zombie.inside(world.tx().await).await, Err(TxError::LeaseLost)));
+    assert!(matches!(zombie.join_tx(world.tx().await).await, Err(TxError::LeaseLost)));
     assert!(world.paid_by("cut off", "bob").await);
     assert_eq!((world.payments("cut off").await, world.effects("cut off").await.len()), (1, 1));
     assert_eq!(world.replay("cut off").await, answer(201));
@@ -91,14 +91,14 @@ async fn who_falls_silent_is_cut_off_after_a_lease<A: Adapter>(world: &World<A>)
         false => ("select current_setting('idle_in_transaction_session_timeout')", "1min", "0"),
     };
     let mut attempt = world.begin("silent").await;
-    let mut inside = attempt.inside(world.tx().await).await.unwrap();
+    let mut inside = attempt.join_tx(world.tx().await).await.unwrap();
     assert_eq!(World::<A>::text(&mut *inside, setting).await, lease);
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     let mut inside = world.begin_inside("silent with all inside").await;
     assert_eq!(World::<A>::text(&mut **inside, setting).await, lease);
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     let mut attempt = world.begin("silent and rolled back").await;
-    let inside = attempt.inside(world.tx().await).await.unwrap();
+    let inside = attempt.join_tx(world.tx().await).await.unwrap();
     assert!(is_stored(&inside.finish(answer(409)).await.unwrap(), 409));
     let mut all = Vec::new();
     for _ in 0..POOL {

@@ -34,9 +34,9 @@ async fn a_lease_that_moved_since_the_snapshot_means_again<A: Adapter>(world: &W
     assert_eq!(number(&mut tx, "select count(*) from payment where by_whom = 'nobody'").await, 0);
     let record = world.record(&key).await.unwrap();
     world.ibid.store().renew(vec![(record.id, record.version)]).await.unwrap();
-    let refused = attempt.inside(tx).await.unwrap_err();
+    let refused = attempt.join_tx(tx).await.unwrap_err();
     assert!(refused.is_retryable(), "{refused:?}");
-    let mut inside = attempt.inside(isolated.begin().await.unwrap()).await.unwrap();
+    let mut inside = attempt.join_tx(isolated.begin().await.unwrap()).await.unwrap();
     pay(&mut *inside, &key, "ann").await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     assert_eq!(world.payments(&key).await, 1);
@@ -46,8 +46,8 @@ async fn a_lease_that_moved_since_the_snapshot_means_again<A: Adapter>(world: &W
 async fn a_commit_that_would_not_serialize_means_again<A: Adapter>(world: &World<A>) {
     let isolated = IsolatedDatabase::new(A::open(&world.test_db, 4, PATIENT).await, Isolation::Serializable);
     let (mut ann, mut bob) = (world.begin("ann").await, world.begin("bob").await);
-    let mut anns = ann.inside(isolated.begin().await.unwrap()).await.unwrap();
-    let mut bobs = bob.inside(isolated.begin().await.unwrap()).await.unwrap();
+    let mut anns = ann.join_tx(isolated.begin().await.unwrap()).await.unwrap();
+    let mut bobs = bob.join_tx(isolated.begin().await.unwrap()).await.unwrap();
     for (inside, key) in [(&mut anns, "ann"), (&mut bobs, "bob")] {
         number(&mut **inside, "select count(*) from payment").await;
         pay(&mut **inside, key, key).await.unwrap();
@@ -56,7 +56,7 @@ async fn a_commit_that_would_not_serialize_means_again<A: Adapter>(world: &World
     let refused = bobs.finish(answer(201)).await.unwrap_err();
     assert!(refused.is_retryable(), "{refused:?}");
     assert_eq!(world.payments("bob").await, 0);
-    let mut bobs = bob.inside(isolated.begin().await.unwrap()).await.unwrap();
+    let mut bobs = bob.join_tx(isolated.begin().await.unwrap()).await.unwrap();
     pay(&mut *bobs, "bob", "bob").await.unwrap();
     assert!(is_stored(&bobs.finish(answer(201)).await.unwrap(), 201));
     assert_eq!((world.payments("ann").await, world.payments("bob").await), (1, 1));

@@ -38,7 +38,7 @@ async fn no_transaction_is_open_while_the_outside_is_called() {
     let mut attempt = world.begin("calls").await;
     assert_eq!(world.number(OPEN).await, 0);
     // External calls of phases, after a phase in the database.
-    let mut inside = attempt.inside(world.tx().await).await.unwrap();
+    let mut inside = attempt.join_tx(world.tx().await).await.unwrap();
     pay(&mut *inside, "calls", "phase").await.unwrap();
     inside.enqueue(NewEffect::new("charge", "charge", "").verified()).await.unwrap();
     assert_eq!(world.number(OPEN).await, 1);
@@ -159,6 +159,6 @@ async fn refuses_a_session_without_autocommit<A: Adapter>() {
     let mut attempt = world.begin("k").await;
     let mut tx = world.db.begin().await.unwrap();
     A::by_caller(&mut tx, "set autocommit = 0").await.unwrap();
-    let refused = attempt.inside(tx).await.unwrap_err();
+    let refused = attempt.join_tx(tx).await.unwrap_err();
     assert!(format!("{refused:?}").contains("`autocommit` is off"), "{refused:?}");
 }

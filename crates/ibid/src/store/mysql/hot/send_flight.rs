@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use ibid_core::change::{Commit, Expect, Stamp, StoredRecord};
-use ibid_core::row::{RecordColumns, UnreadableRow, bits};
+use ibid_core::row::{RecordColumns, UnreadableRowError, bits};
 use ibid_core::scope::RecordId;
 use ibid_core::sql::{Param, Type};
 use ibid_core::store::StoreError;
@@ -135,7 +135,7 @@ fn written(row: &DbRow) -> Option<(i64, i64)> {
 /// Returns the landing of a change that was not written, by what is stored.
 fn lost_landing(
     change: &ibid_core::change::Change,
-    stored: Option<Result<StoredRecord, UnreadableRow>>,
+    stored: Option<Result<StoredRecord, UnreadableRowError>>,
 ) -> Landing {
     match (change.expect, stored) {
         // The row keeps this change from being written.
@@ -152,7 +152,7 @@ async fn load(
     core: &MysqlCore,
     connection: &mut MysqlConnection,
     ids: &[RecordId],
-) -> Result<HashMap<RecordId, Result<StoredRecord, UnreadableRow>>, Error> {
+) -> Result<HashMap<RecordId, Result<StoredRecord, UnreadableRowError>>, Error> {
     let source = batch::ids(ids.iter().map(|id| &id.as_bytes()[..]));
     let rows = connection.run(&source.within(include_str!("landed.sql"))).await?;
     let policies = policies::learn(&core.policies, connection, row::policies_of(&rows)).await?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ibid_core::change::{Commit, Stamp, StoredRecord};
 use ibid_core::record::Version;
-use ibid_core::row::{UnreadableRow, bits};
+use ibid_core::row::{UnreadableRowError, bits};
 use ibid_core::scope::RecordId;
 use ibid_core::store::StoreError;
 use ibid_core::time::Timestamp;
@@ -252,7 +252,7 @@ struct Results {
     /// Nonces of the finished records.
     done: Vec<i64>,
     /// Stored records whose ids were taken.
-    taken: Vec<(RecordId, Result<StoredRecord, UnreadableRow>)>,
+    taken: Vec<(RecordId, Result<StoredRecord, UnreadableRowError>)>,
     /// Number of finishes that were sent.
     all_done: usize,
     /// Number of begins that were sent.

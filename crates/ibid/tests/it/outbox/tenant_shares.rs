@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ibid::outbox::{
-    BoxError, CallOutcome, CallResult, EffectCall, EffectHandler, NewEffect, SettledEffect, Worker,
-    WorkerBuilder,
+    BoxError, CallOutcome, CallResult, EffectCall, EffectHandler, NewEffect, RawPayload, SettledEffect,
+    Worker, WorkerBuilder,
 };
 use ibid::outcome::{Begin, Outcome};
 use ibid::transaction::Database;

@@ -36,7 +36,7 @@ async fn no_step_of_a_chore_waits_for_the_disk() {
 fn all_durable_writes_raise_the_setting_in_one_way() {
     for (sql, lasts) in [
         (include_str!("../../../src/outbox/sql/postgres/commit.sql"), 17),
-        (include_str!("../../../src/outbox/sql/postgres/take.sql"), 8),
+        (include_str!("../../../src/outbox/sql/postgres/take.sql"), 6),
         (include_str!("../../../src/record_sql/postgres/insert.sql"), 29),
         (include_str!("../../../src/record_sql/postgres/update.sql"), 29),
         (include_str!("../../../src/store/postgres/sql/evidence_add.sql"), 8),

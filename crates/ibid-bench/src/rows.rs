@@ -187,7 +187,7 @@ fn write(
         response(&template.lines),
         response(&template.body),
         now.into(),
-        true.into(),
+        values.due_in.is_some().into(),
     ];
     if let Some(nonce) = expected {
         params.extend([1_i64.into(), nonce.into(), false.into()]);

@@ -171,9 +171,12 @@ async fn write_row(
     options: WriteOptions,
 ) -> Result<Option<Timestamp>, SqlError> {
     let mut params = columns.params().to_vec();
-    params.extend([instant(options.now), options.lasts()]);
-    if tx.dialect() == Dialect::Postgres {
-        params.push(Param::Bool(is_watched(columns.draft.state, columns.draft.due_in.is_some())));
+    let watched = Param::Bool(is_watched(columns.draft.state, columns.draft.due_in.is_some()));
+    params.push(instant(options.now));
+    match tx.dialect() {
+        Dialect::Postgres => params.extend([options.lasts(), watched]),
+        Dialect::Sqlite => params.push(watched),
+        Dialect::Mysql => params.push(options.lasts()),
     }
     let (statement, expected) = match change.expect {
         Expect::Absent => (&INSERT, None),

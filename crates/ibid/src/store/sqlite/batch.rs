@@ -103,7 +103,8 @@ impl<'c> ChangeGroup<'c> {
         let Some(draft) = &change.draft else { return Ok(false) };
         let policy = self.policies.number(self.connection, &draft.policy, self.now)?;
         let Some(columns) = RecordColumns::of(change, policy) else { return Ok(false) };
-        let now = [Param::I64(self.now.as_micros()), Param::Bool(true)];
+        let watched = crate::record_sql::is_watched(draft.state, draft.due_in.is_some());
+        let now = [Param::I64(self.now.as_micros()), Param::Bool(watched)];
         let params = columns.params().into_iter().chain(now);
         let statement = match expected {
             None => {

@@ -253,10 +253,10 @@ async fn the_gauge_falls_while_the_front_refuses_everything() {
     let world = World::start("60s").await;
     world.complete(&pay("k", "5")).await;
     assert_eq!(world.second.metric("ibid_front_up", "").await, 1.0);
-    world.front.run(&["acl", "setuser", "default", "-get"]);
+    world.front.run(&["acl", "setuser", "default", "-getrange"]);
     assert_replays(&world.second.call(&pay("k", "5")).await, "paid 5");
     assert_eq!(world.second.metric("ibid_front_up", "").await, 0.0);
-    world.front.run(&["acl", "setuser", "default", "+get"]);
+    world.front.run(&["acl", "setuser", "default", "+getrange"]);
     assert_eq!(world.second.call(&pay("new", "6")).await.status, 201);
     assert_eq!(world.second.metric("ibid_front_up", "").await, 1.0);
 }

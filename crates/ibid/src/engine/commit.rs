@@ -70,9 +70,8 @@ impl Engine {
                     self.observe(at, &commit);
                     return Ok(commit);
                 }
-                Some(Err(error)) if error.is_unsent() && !sent => {
-                    return Err(UnavailableError::refused_early(RETRY_AFTER_MIN));
-                }
+                // An earlier try may have failed, and that says something about the store.
+                Some(Err(error)) if error.is_unsent() && !sent => return Err(refusal),
                 Some(Err(error)) if error.is_unsent() => break,
                 Some(Err(error)) => {
                     self.count_error(&error);

@@ -145,7 +145,8 @@ impl<D: Database> ResultWriter<'_, D> {
         settled: Option<&SettledEffect>,
     ) -> Result<TxOutcome, BoxError> {
         let sent_at = Instant::now();
-        let mut tx = self.begin(self.until).await?;
+        // A result that comes after the lease is still written, if no other worker has claimed the effect since.
+        let mut tx = self.begin(self.until.max(sent_at + LATE_BEGIN_MAX)).await?;
         let terms = WriteOptions::of(sql(self.ibid)?);
         let now = terms.now;
         // Effect first, then record. A lost claim is then noticed before any work, and every writer locks in this order.
@@ -222,7 +223,7 @@ impl<D: Database> ResultWriter<'_, D> {
             ..EffectChange::touch(self.effect, nonce())
         };
         let write = async {
-            let mut tx = self.begin(Instant::now() + UNRECORDED_BEGIN_MAX).await?;
+            let mut tx = self.begin(Instant::now() + LATE_BEGIN_MAX).await?;
             let terms = WriteOptions::of(sql(self.ibid)?);
             match statements::commit(&mut tx, &change, terms).await? {
                 Some(_) => tx.commit().await?,
@@ -382,8 +383,9 @@ fn settled_effect(change: &EffectChange, result: &EffectResult) -> Option<Settle
     }
 }
 
-/// Longest wait for a connection to store a result that could not be recorded. The lease is over, and the worker's slot is needed.
-const UNRECORDED_BEGIN_MAX: Duration = Duration::from_secs(5);
+/// Longest wait for a connection once the lease is over, for a late result or for one that could not be recorded. The worker's
+/// slot is needed.
+const LATE_BEGIN_MAX: Duration = Duration::from_secs(5);
 
 /// First pause between two tries: about as long as one commit on a healthy disk.
 const PAUSE_MIN: Duration = Duration::from_millis(20);

@@ -79,7 +79,7 @@ pub(crate) async fn run(args: &TextbookArgs) -> Result<(), BenchError> {
 }
 
 /// Figures of one turn of one side.
-struct TurnFigures {
+struct MysqlTurn {
     per_second: f64,
     /// CPU time per key, of the server and of this process.
     server_cpu_us: f64,
@@ -90,9 +90,9 @@ struct TurnFigures {
     disk_tables: f64,
 }
 
-impl Display for TurnFigures {
+impl Display for MysqlTurn {
     fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
-        let TurnFigures { per_second, server_cpu_us, client_cpu_us, flushes, disk_tables } = self;
+        let MysqlTurn { per_second, server_cpu_us, client_cpu_us, flushes, disk_tables } = self;
         write!(
             out,
             "{per_second:.0} keys/s, CPU per key {server_cpu_us:.0} us (server) and {client_cpu_us:.0} us (client), \
@@ -105,7 +105,7 @@ impl Display for TurnFigures {
 async fn measure_turn(
     server: &MariaDb,
     turn: impl AsyncFnOnce() -> Result<(u64, f64), BenchError>,
-) -> Result<TurnFigures, BenchError> {
+) -> Result<MysqlTurn, BenchError> {
     let process = std::fs::read_to_string(server.sql("", "select @@pid_file"))?;
     let cpu = || cpu_seconds(process.trim());
     let (server_cpu, client_cpu) = (cpu()?, own_cpu_seconds()?);
@@ -113,7 +113,7 @@ async fn measure_turn(
         (counter(server, "Binlog_group_commits")?, counter(server, "Created_tmp_disk_tables")?);
     let (keys, per_second) = turn().await?;
     let per_key = |figure: f64| figure / keys.max(1) as f64;
-    Ok(TurnFigures {
+    Ok(MysqlTurn {
         per_second,
         server_cpu_us: per_key((cpu()? - server_cpu) * 1e6),
         client_cpu_us: per_key((own_cpu_seconds()? - client_cpu) * 1e6),

@@ -95,7 +95,7 @@ pub(crate) async fn run(args: &PostgresArgs) -> Result<(), BenchError> {
 }
 
 /// Figures of one turn of one side.
-struct TurnFigures {
+struct PostgresTurn {
     per_second: f64,
     /// CPU time per key, of the server and of this process.
     server_cpu_us: f64,
@@ -105,9 +105,9 @@ struct TurnFigures {
     flushes: f64,
 }
 
-impl Display for TurnFigures {
+impl Display for PostgresTurn {
     fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
-        let TurnFigures { per_second, server_cpu_us, client_cpu_us, flush_us, flushes } = self;
+        let PostgresTurn { per_second, server_cpu_us, client_cpu_us, flush_us, flushes } = self;
         write!(
             out,
             "{per_second:.0} keys/s, CPU per key {server_cpu_us:.0} us (server) and {client_cpu_us:.0} us (client), \
@@ -120,7 +120,7 @@ impl Display for TurnFigures {
 async fn measure_turn(
     server: &Postgres,
     turn: impl AsyncFnOnce() -> Result<(u64, f64), BenchError>,
-) -> Result<TurnFigures, BenchError> {
+) -> Result<PostgresTurn, BenchError> {
     let cpu = PostgresCpu::find(server)?;
     let (server_cpu, client_cpu, (syncs, sync_ms)) = (cpu.seconds()?, own_cpu_seconds()?, flushes(server)?);
     let (keys, per_second) = turn().await?;
@@ -130,7 +130,7 @@ async fn measure_turn(
     let (syncs_after, sync_ms_after) = flushes(server)?;
     let syncs = syncs_after - syncs;
     let flush_us = (sync_ms_after - sync_ms) * 1e3 / syncs.max(1.0);
-    Ok(TurnFigures {
+    Ok(PostgresTurn {
         per_second,
         server_cpu_us,
         client_cpu_us,

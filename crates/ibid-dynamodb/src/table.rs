@@ -54,8 +54,8 @@ pub async fn inspect_table(config: &SdkConfig, options: &DynamoOptions) -> Resul
 ///
 /// # Cancel safety
 ///
-/// If the future is dropped midway, the service may go on creating the table, and time to live may stay off. Call it again:
-/// it does the rest.
+/// If the future is dropped midway, the service may continue to create the table, and time to live may stay off. Call it
+/// again: it does the rest.
 pub async fn create_table(config: &SdkConfig, options: &DynamoOptions) -> Result<bool, TableError> {
     let client = client(config, options);
     let is_missing = describe(&client, &options.table).await? == TableCheckup::Missing;

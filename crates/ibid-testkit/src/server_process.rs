@@ -55,7 +55,7 @@ impl ServerProcess {
         let _ = kill_process(self.pid, signal);
     }
 
-    /// Stops it without ending it, and returns once none of its threads runs any more. A thread on another core goes on for a
+    /// Stops it without ending it, and returns once none of its threads runs any more. A thread on another core runs on for a
     /// moment after the signal, and may still answer.
     pub(crate) fn stop(&self) {
         self.signal(Signal::STOP);

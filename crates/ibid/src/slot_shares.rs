@@ -42,9 +42,9 @@ impl SlotShares {
         if self.sole.as_deref() == Some(holder) {
             return self.free;
         }
-        // It may get its n-th more slot while `held + n - 1 < free - (n - 1)`.
-        let held = self.held.get(holder).copied().unwrap_or_default();
-        self.free.saturating_sub(held).div_ceil(2)
+        // It may get its n-th more slot while `slots + n - 1 < free - (n - 1)`.
+        let slots = self.held.get(holder).copied().unwrap_or_default();
+        self.free.saturating_sub(slots).div_ceil(2)
     }
 
     /// Gives this holder a slot if it may have one.
@@ -60,7 +60,7 @@ impl SlotShares {
     pub(crate) fn hold(&mut self, holder: &str) {
         self.free = self.free.saturating_sub(1);
         match self.held.get_mut(holder) {
-            Some(held) => *held += 1,
+            Some(slots) => *slots += 1,
             None => drop(self.held.insert(holder.to_owned(), 1)),
         }
     }
@@ -68,9 +68,9 @@ impl SlotShares {
     /// Takes back a slot that this holder has.
     pub(crate) fn release(&mut self, holder: &str) {
         self.free += 1;
-        if let Some(held) = self.held.get_mut(holder) {
-            *held -= 1;
-            if *held == 0 {
+        if let Some(slots) = self.held.get_mut(holder) {
+            *slots -= 1;
+            if *slots == 0 {
                 self.held.remove(holder);
             }
         }

@@ -29,7 +29,7 @@ mod next_hop;
 mod tuning;
 mod upstream;
 
-/// What the gateway uses besides the store, as far as it is named.
+/// The services that the gateway uses besides the store, as far as they are named.
 #[derive(Clone, Copy)]
 pub(crate) struct Targets<'a> {
     pub(crate) upstream: Option<&'a UpstreamSettings>,

@@ -442,7 +442,7 @@ async fn a_copy_killed_after_any_batch_continues_with_moving_rows() {
     }
 }
 
-/// Servers test the fence and replace rows in ways of their own.
+/// Each kind of server tests the fence and replaces rows by separate statements.
 #[tokio::test(flavor = "multi_thread", worker_threads = 8)]
 async fn a_copy_to_a_server_killed_after_a_batch_continues() {
     let servers = [

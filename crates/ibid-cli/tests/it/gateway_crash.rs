@@ -36,7 +36,7 @@ async fn two_gateways_killed_at_any_moment_never_deliver_twice(on: On) {
 /// A lapsed lease waits for the skew besides, and there are no counts: a list says when the sweeper is done.
 #[cfg(feature = "dynamodb")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn two_gateways_on_dynamodb_killed_at_any_moment_never_deliver_twice() {
+async fn gateways_killed_on_dynamodb_never_deliver_twice() {
     crash(On::Dynamodb, 2).await;
 }
 

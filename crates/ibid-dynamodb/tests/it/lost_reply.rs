@@ -68,12 +68,12 @@ async fn a_line_whose_reply_is_lost_is_written_once() {
     });
     let clock = NodeClock::default();
     let store = open_via(&proxy, &server, &clock).await;
-    let begun = fresh(&TestRecord::fresh(), Duration::from_secs(60));
-    assert!(matches!(commit(&store, &begun).await, Commit::Done(_)));
+    let begin = fresh(&TestRecord::fresh(), Duration::from_secs(60));
+    assert!(matches!(commit(&store, &begin).await, Commit::Done(_)));
     let line = |detail: &str| {
         let change =
             Change { draft: None, expect: Expect::Anything, ..fresh(&TestRecord::fresh(), Duration::ZERO) };
-        telling(Change { id: begun.id, ..change }, HistoryKind::LateAnswer, detail)
+        telling(Change { id: begin.id, ..change }, HistoryKind::LateAnswer, detail)
     };
     let late = line("first");
     loses.store(true, Ordering::SeqCst);
@@ -84,7 +84,7 @@ async fn a_line_whose_reply_is_lost_is_written_once() {
     assert!(matches!(commit(&store, &line("second")).await, Commit::Done(_)));
     clock.advance(Duration::from_secs(1));
     assert!(matches!(commit(&store, &late).await, Commit::Done(_)));
-    let history = store.history(begun.id).await.expect("it answers");
+    let history = store.history(begin.id).await.expect("it answers");
     let details: Vec<&str> = history.iter().map(|line| &line.detail[..]).collect();
     assert_eq!(details, ["first", "second"], "each once, in the order in which they were first sent");
 }

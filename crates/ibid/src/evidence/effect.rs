@@ -108,7 +108,7 @@ pub(super) async fn apply(
                 let settle = tokio::spawn(async move { handlers.settle(&ibid, &effect, &kept).await });
                 let settled = match timeout(SETTLE_WAIT_MAX, settle).await {
                     Ok(settled) => settled.map_err(|error| StoreError::transient("sql", SETTLE, error))?,
-                    // A statement or the commit hangs. The task goes on, and its outcome is found when the evidence is judged again.
+                    // A statement or the commit hangs. The task runs on, and its outcome is found when the evidence is judged again.
                     Err(_) => return Err(StoreError::transient("sql", SETTLE, "no reply in time")),
                 };
                 match settled {

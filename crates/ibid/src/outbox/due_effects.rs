@@ -1,7 +1,7 @@
 //! Picks the due effects that a look of a worker claims: the oldest first, but no more of a tenant than its share of the slots.
 //!
 //! A look first reads the oldest due effects of all tenants, one for each free slot. That is all of the work unless a tenant
-//! has its share: then the page may hold nothing but its backlog. So the look goes on from tenant to tenant, by an index in
+//! has its share: then the page may hold nothing but its backlog. So the look continues from tenant to tenant, by an index in
 //! which a tenant costs one step, however many of its effects are due.
 //!
 //! Locks and order. A pick locks every row that it reads, also those of a tenant that has its share, until the look ends:
@@ -84,7 +84,7 @@ impl DueQuery<'_> {
         Ok(picked)
     }
 
-    /// Goes on through the circle until no slot is free, each tenant was visited, or the bound is reached.
+    /// Continues through the circle until no slot is free, each tenant was visited, or the bound is reached.
     async fn walk(
         self,
         tx: &mut dyn SqlTx,
@@ -138,7 +138,7 @@ impl DueQuery<'_> {
         if room == 0 {
             return Ok(());
         }
-        // This transaction does not skip its own locks, so those that it has picked come again.
+        // This transaction does not skip its own locks, so the query also returns the effects already picked.
         let before = picked.iter().filter(|effect| effect.tenant == tenant).count();
         let limit = count(room + before);
         let (now, from, kind) = (instant(self.now), self.state(), Param::Text(&self.kinds[kind]));
@@ -214,7 +214,7 @@ static PICK_TENANT_DUE: DialectSql = in_all_dialects!("sql/", "pick_tenant_due.s
 static NEXT_TENANTS: DialectSql = in_all_dialects!("sql/", "next_tenants.sql", &[Text, I64]);
 
 /// Tenants that one walk visits, of those that have effects of a kind in its state, due or not. A visit reads three pages of
-/// an index, so a walk takes a millisecond or two. The next walk, a second later at most, goes on behind the last tenant.
+/// an index, so a walk takes a millisecond or two. The next walk, a second later at most, continues behind the last tenant.
 const VISITS_MAX: usize = 256;
 
 /// Tenants that one walk visits on MySQL, where each visit is a round trip.

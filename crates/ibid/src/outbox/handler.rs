@@ -147,7 +147,7 @@ impl<P> EffectCall<P> {
 }
 
 impl EffectCall {
-    /// Parses the payload.
+    /// Parses the payload into the handler's type.
     pub(crate) fn parse<P: EffectPayload>(&self) -> Result<EffectCall<P>, PayloadError> {
         let payload = payload::parse(&self.payload)?;
         let EffectCall { downstream_key, tenant, trace, name, kind, aggregate, provider_id, .. } =

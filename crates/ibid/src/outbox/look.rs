@@ -100,31 +100,36 @@ impl<D: Database + 'static> Worker<D> {
             }
             return Ok(look);
         }
-        if failpoint::at("claim.before").await == Hit::Error {
-            return Err(SqlError::new(SqlFault::Serialization, "a failpoint").into());
+        commit_claims(tx, look).await
+    }
+}
+
+/// Commits the claims of a look, and returns the look with the claims that its worker has to execute or release.
+async fn commit_claims(tx: impl OwnedTx, mut look: Look) -> Result<Look, TxError> {
+    if failpoint::at("claim.before").await == Hit::Error {
+        return Err(SqlError::new(SqlFault::Serialization, "a failpoint").into());
+    }
+    let committed = match tx.commit().await {
+        Ok(()) if failpoint::at("claim.after").await == Hit::Lost => {
+            Err(SqlError::new(SqlFault::Lost, "a failpoint"))
         }
-        let committed = match tx.commit().await {
-            Ok(()) if failpoint::at("claim.after").await == Hit::Lost => {
-                Err(SqlError::new(SqlFault::Lost, "a failpoint"))
-            }
-            committed => committed,
-        };
-        match committed {
-            Ok(()) => Ok(look),
-            Err(error) if error.fault() == SqlFault::Lost => {
-                tracing::warn!(
-                    error = &error as &dyn std::error::Error,
-                    "commit of a claim got no reply; releasing the effects"
-                );
-                // The claim may not be committed, and then the result of a call under it could not be recorded. So no call
-                // is made. Effects that were claimed for a call are released, because none was made. The others stay
-                // claimed, if they are, until their lease lapses.
-                look.claims.retain(|claim| claim.reason == ClaimReason::Call);
-                look.claims.iter_mut().for_each(|claim| claim.is_confirmed = false);
-                Ok(look)
-            }
-            Err(error) => Err(error.into()),
+        committed => committed,
+    };
+    match committed {
+        Ok(()) => Ok(look),
+        Err(error) if error.fault() == SqlFault::Lost => {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "commit of a claim got no reply; releasing the effects"
+            );
+            // The claim may not be committed, and then the result of a call under it could not be recorded. So no call
+            // is made. Effects that were claimed for a call are released, because none was made. The others stay
+            // claimed, if they are, until their lease lapses.
+            look.claims.retain(|claim| claim.reason == ClaimReason::Call);
+            look.claims.iter_mut().for_each(|claim| claim.is_confirmed = false);
+            Ok(look)
         }
+        Err(error) => Err(error.into()),
     }
 }
 

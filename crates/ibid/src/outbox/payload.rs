@@ -29,7 +29,7 @@ use super::handler::BoxError;
     note = "derive `serde::Deserialize` for it, or take the bytes as a `RawPayload`"
 )]
 pub trait EffectPayload: Sized + Send + Sync {
-    /// Parses a payload.
+    /// Parses the bytes of a stored payload.
     ///
     /// # Errors
     ///
@@ -41,7 +41,7 @@ pub trait EffectPayload: Sized + Send + Sync {
 impl<P: DeserializeOwned + Send + Sync> EffectPayload for P {
     fn from_bytes(payload: &Bytes) -> Result<P, BoxError> {
         serde_json::from_slice(payload).map_err(|error| {
-            // The message of serde_json may quote the payload, so only the kind of the error and its position are told.
+            // The message of serde_json may quote the payload, so the text has only the kind of the error and its position.
             let what = match error.classify() {
                 Category::Data => "a field is missing or has a value of another type",
                 Category::Syntax | Category::Eof | Category::Io => "it is not JSON",
@@ -84,7 +84,7 @@ pub(crate) struct PayloadError {
     why: BoxError,
 }
 
-/// Parses a payload. A panic of its type counts as an error: the worker must go on.
+/// Parses a payload. A panic of its type counts as an error: the worker must continue.
 pub(super) fn parse<P: EffectPayload>(payload: &RawPayload) -> Result<P, PayloadError> {
     let parsed = catch_unwind(AssertUnwindSafe(|| P::from_bytes(payload)));
     let parsed = parsed.unwrap_or_else(|_| Err("parsing it panicked".into()));

@@ -331,7 +331,7 @@ impl<D: Database + 'static> Worker<D> {
         if let Some(trace) = &effect.trace {
             continue_trace(&span, trace);
         }
-        let slot = Slot { tenant: effect.tenant.clone(), is_ordered: effect.aggregate.is_some() };
+        let slot = WorkerSlot { tenant: effect.tenant.clone(), is_ordered: effect.aggregate.is_some() };
         let claimed = ClaimedEffect {
             ibid: self.ibid.clone(),
             database: self.handlers.database.clone(),
@@ -346,7 +346,7 @@ impl<D: Database + 'static> Worker<D> {
     }
 }
 
-/// What the next look of a running worker is for.
+/// Reasons for the next look of a running worker.
 #[derive(Clone, Copy)]
 struct NextLook {
     /// `true` if more effects may be due than the last look has claimed: the worker looks as soon as it has a free slot.
@@ -360,11 +360,11 @@ struct NextLook {
 #[derive(Default)]
 struct RunningEffects {
     tasks: JoinSet<EffectEnd>,
-    slots: HashMap<task::Id, Slot>,
+    slots: HashMap<task::Id, WorkerSlot>,
 }
 
 /// A slot of a worker, taken by one effect.
-struct Slot {
+struct WorkerSlot {
     /// Tenant of the effect.
     tenant: String,
     /// `true` if the effect belongs to an aggregate.
@@ -396,7 +396,7 @@ impl RunningEffects {
         shares
     }
 
-    fn spawn(&mut self, slot: Slot, execution: impl Future<Output = EffectEnd> + Send + 'static) {
+    fn spawn(&mut self, slot: WorkerSlot, execution: impl Future<Output = EffectEnd> + Send + 'static) {
         let id = self.tasks.spawn(execution).id();
         self.slots.insert(id, slot);
     }

@@ -205,8 +205,8 @@ async fn while_elected<F: Future>(slot: &ElectionSlot, pause: Duration, mut chor
 
 /// Runs one round to its end, and resigns each time that it takes too long.
 ///
-/// The heartbeat runs beside the round, so without this a node whose round hangs would stay elected, and no node would do the chore.
-/// The round itself goes on: a write in it may have been sent.
+/// The heartbeat runs while the round does, so without this a node whose round hangs would stay elected, and no node would do
+/// the chore. The round itself continues: a write in it may have been sent.
 async fn finish_round<F: Future>(slot: &ElectionSlot, pause: Duration, round: F) -> F::Output {
     let patience = pause.saturating_mul(ROUND_INTERVALS_MAX).max(ROUND_PATIENCE_MIN);
     let mut round = pin!(round);

@@ -10,7 +10,7 @@ use ibid_core::change::{Change, Commit, HistoryKind};
 use ibid_core::evidence::{EventName, Evidence, EvidenceQuery, EvidenceStore, EvidenceSubject};
 use ibid_core::machine::Observation;
 use ibid_core::reap::ReapTarget;
-use ibid_core::record::State;
+use ibid_core::record::{Record, State, Version};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{BrowseStore, RecordFilter, RenewOutcome, RowCount, Store};
 use ibid_testkit::contract::{LONG, TestRecord, finish_with, fresh, load, telling};
@@ -22,9 +22,8 @@ use super::{begin, commit, commit_surely, open_weak, put};
 async fn slots_that_move_under_load_lose_and_double_nothing() {
     let cluster = Arc::new(RedisCluster::start());
     let store = open_weak(&cluster.url()).await;
-    // `redis-cli` moves the lowest slots first. Half of the records are in buckets that move.
-    let moving: Arc<Vec<u8>> =
-        Arc::new((0..=255).filter(|bucket| cluster.slot(&format!("{{{bucket:02x}}}")) < 500).collect());
+    // Half of the records are in buckets that move.
+    let moving = Arc::new(moving_buckets(&cluster));
     assert!(!moving.is_empty());
     let stop = Arc::new(AtomicBool::new(false));
     let writers: Vec<_> = (0..6)
@@ -38,12 +37,7 @@ async fn slots_that_move_under_load_lose_and_double_nothing() {
                         change = begin();
                     }
                     assert!(commit_surely(&store, &change).await, "its nonce is its own");
-                    let running = loop {
-                        match store.load(change.id).await {
-                            Ok(stored) => break stored.expect("a confirmed record is there").record,
-                            Err(error) => assert!(error.is_transient(), "{error:?}"),
-                        }
-                    };
+                    let running = load_confirmed(&store, change.id).await;
                     let finish = finish_with(&running, b"done");
                     assert!(commit_surely(&store, &finish).await, "its lease is its own");
                     written.push(finish);
@@ -78,28 +72,10 @@ async fn slots_that_move_under_load_lose_and_double_nothing() {
 /// Bodies, history and orders of a record are keys besides its own, and all of them are in its slot.
 #[tokio::test(flavor = "multi_thread")]
 async fn slots_that_move_take_all_keys_of_a_record_along() {
-    const LARGE: &[u8] = &[b'x'; 5_000];
     let cluster = Arc::new(RedisCluster::start());
     let store = open_weak(&cluster.url()).await;
-    let moving: Vec<u8> =
-        (0..=255).filter(|bucket| cluster.slot(&format!("{{{bucket:02x}}}")) < 500).collect();
-    let name = || loop {
-        let name = TestRecord::fresh();
-        if moving.contains(&name.id.as_bytes()[0]) {
-            return name;
-        }
-    };
-    let (mut leases, mut lapsed, mut expired) = (Vec::new(), HashSet::new(), 0);
-    for _ in 0..40 {
-        let running = put(&store, &fresh(&name(), LONG)).await;
-        leases.push((running.id, running.version));
-        lapsed.insert(put(&store, &fresh(&name(), Duration::from_millis(1))).await.id);
-        let mut finish = finish_with(&*put(&store, &fresh(&name(), LONG)).await, LARGE);
-        let draft = finish.draft.as_mut().expect("a finish writes the record");
-        (draft.expires_in, draft.purge_in) = (Some(Duration::ZERO), Some(Duration::from_millis(1)));
-        put_unread(&store, &finish).await;
-        expired += 1;
-    }
+    let moving = moving_buckets(&cluster);
+    let MovingRecords { leases, lapsed, expired } = put_moving_records(&store, &moving).await;
     let is_moving = AtomicBool::new(true);
     let mover = cluster.clone();
     let moves = async {
@@ -107,53 +83,9 @@ async fn slots_that_move_take_all_keys_of_a_record_along() {
         is_moving.store(false, Ordering::SeqCst);
         moved.expect("the slots move");
     };
-    let writes = async {
-        let mut written = Vec::new();
-        while is_moving.load(Ordering::SeqCst) {
-            let begin = fresh(&name(), LONG);
-            assert!(commit_surely(&store, &begin).await, "its nonce is its own");
-            let running = loop {
-                match store.load(begin.id).await {
-                    Ok(stored) => break stored.expect("a confirmed record is there").record,
-                    Err(error) => assert!(error.is_transient(), "{error:?}"),
-                }
-            };
-            let finish = telling(finish_with(&running, LARGE), HistoryKind::Settled, "once");
-            assert!(commit_surely(&store, &finish).await, "its lease is its own");
-            written.push(finish.id);
-        }
-        written
-    };
-    let renewals = async {
-        let mut renewed = 0;
-        while is_moving.load(Ordering::SeqCst) {
-            match store.renew(leases.clone()).await {
-                Ok(outcomes) => {
-                    assert!(!outcomes.contains(&RenewOutcome::Lost), "{outcomes:?}");
-                    renewed += outcomes.len();
-                }
-                Err(error) => assert!(error.is_transient(), "{error:?}"),
-            }
-        }
-        renewed
-    };
-    let upkeep = async {
-        let (mut due_ids, mut removed) = (HashSet::new(), 0);
-        // The last round comes after the move.
-        let mut is_last = false;
-        while !is_last {
-            is_last = !is_moving.load(Ordering::SeqCst);
-            match store.due(State::InProgress, None, 1000).await {
-                Ok(due) => due_ids.extend(due.items.iter().map(|stored| stored.record.id)),
-                Err(error) => assert!(error.is_transient() && !is_last, "{error:?}"),
-            }
-            match store.reap(ReapTarget::Records, None, 1000).await {
-                Ok(step) => removed += step.removed,
-                Err(error) => assert!(error.is_transient() && !is_last, "{error:?}"),
-            }
-        }
-        (due_ids, removed)
-    };
+    let writes = write_during_move(&store, &moving, &is_moving);
+    let renewals = renew_during_move(&store, &leases, &is_moving);
+    let upkeep = upkeep_during_move(&store, &is_moving);
     let ((), written, renewed, (due_ids, removed)) = tokio::join!(moves, writes, renewals, upkeep);
     println!("{} records and {renewed} renewals while {} buckets moved", written.len(), moving.len());
     assert_eq!(due_ids, lapsed, "every lapsed lease is found, and no other");
@@ -170,6 +102,84 @@ async fn slots_that_move_take_all_keys_of_a_record_along() {
     let count = |state: State| counts[usize::from(state.code()) - 1];
     assert_eq!(count(State::Completed), RowCount::Exact(written.len() as u64));
     assert_eq!(count(State::InProgress), RowCount::Exact(80));
+}
+
+/// Records in buckets that move, written before the move.
+struct MovingRecords {
+    /// Records whose leases last longer than the test.
+    leases: Vec<(RecordId, Version)>,
+    /// Records whose leases have lapsed.
+    lapsed: HashSet<RecordId>,
+    /// Number of ended records that the reaper may remove.
+    expired: u64,
+}
+
+async fn put_moving_records(store: &RedisStore, moving: &[u8]) -> MovingRecords {
+    let (mut leases, mut lapsed, mut expired) = (Vec::new(), HashSet::new(), 0);
+    for _ in 0..40 {
+        let running = put(store, &fresh(&moving_name(moving), LONG)).await;
+        leases.push((running.id, running.version));
+        lapsed.insert(put(store, &fresh(&moving_name(moving), Duration::from_millis(1))).await.id);
+        let mut finish = finish_with(&*put(store, &fresh(&moving_name(moving), LONG)).await, LARGE);
+        let draft = finish.draft.as_mut().expect("a finish writes the record");
+        (draft.expires_in, draft.purge_in) = (Some(Duration::ZERO), Some(Duration::from_millis(1)));
+        put_unread(store, &finish).await;
+        expired += 1;
+    }
+    MovingRecords { leases, lapsed, expired }
+}
+
+/// Begins and finishes records until the slots have moved. Returns their ids.
+async fn write_during_move(store: &RedisStore, moving: &[u8], is_moving: &AtomicBool) -> Vec<RecordId> {
+    let mut written = Vec::new();
+    while is_moving.load(Ordering::SeqCst) {
+        let begin = fresh(&moving_name(moving), LONG);
+        assert!(commit_surely(store, &begin).await, "its nonce is its own");
+        let running = load_confirmed(store, begin.id).await;
+        let finish = telling(finish_with(&running, LARGE), HistoryKind::Settled, "once");
+        assert!(commit_surely(store, &finish).await, "its lease is its own");
+        written.push(finish.id);
+    }
+    written
+}
+
+/// Renews the leases until the slots have moved. Returns the number of renewals.
+async fn renew_during_move(
+    store: &RedisStore,
+    leases: &[(RecordId, Version)],
+    is_moving: &AtomicBool,
+) -> usize {
+    let mut renewed = 0;
+    while is_moving.load(Ordering::SeqCst) {
+        match store.renew(leases.to_vec()).await {
+            Ok(outcomes) => {
+                assert!(!outcomes.contains(&RenewOutcome::Lost), "{outcomes:?}");
+                renewed += outcomes.len();
+            }
+            Err(error) => assert!(error.is_transient(), "{error:?}"),
+        }
+    }
+    renewed
+}
+
+/// Looks for due records and removes expired ones until the slots have moved. Returns the ids of all that were due, and
+/// the number of those removed.
+async fn upkeep_during_move(store: &RedisStore, is_moving: &AtomicBool) -> (HashSet<RecordId>, u64) {
+    let (mut due_ids, mut removed) = (HashSet::new(), 0);
+    // The last round comes after the move.
+    let mut is_last = false;
+    while !is_last {
+        is_last = !is_moving.load(Ordering::SeqCst);
+        match store.due(State::InProgress, None, 1000).await {
+            Ok(due) => due_ids.extend(due.items.iter().map(|stored| stored.record.id)),
+            Err(error) => assert!(error.is_transient() && !is_last, "{error:?}"),
+        }
+        match store.reap(ReapTarget::Records, None, 1000).await {
+            Ok(step) => removed += step.removed,
+            Err(error) => assert!(error.is_transient() && !is_last, "{error:?}"),
+        }
+    }
+    (due_ids, removed)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -274,8 +284,36 @@ async fn upkeep_goes_on_without_a_server_of_the_cluster() {
     store.find_unknown_secret(secrets).await.expect_err("a search that saw only a part");
 }
 
+/// Returns the buckets that move: `redis-cli` moves the lowest slots first, and the tests move 500.
+fn moving_buckets(cluster: &RedisCluster) -> Vec<u8> {
+    (0..=255).filter(|bucket| cluster.slot(&format!("{{{bucket:02x}}}")) < 500).collect()
+}
+
+/// Draws a fresh name in a bucket that moves.
+fn moving_name(moving: &[u8]) -> TestRecord {
+    loop {
+        let name = TestRecord::fresh();
+        if moving.contains(&name.id.as_bytes()[0]) {
+            return name;
+        }
+    }
+}
+
+/// Loads a record whose commit was confirmed, as often as the move makes it necessary.
+async fn load_confirmed(store: &RedisStore, id: RecordId) -> Arc<Record> {
+    loop {
+        match store.load(id).await {
+            Ok(stored) => return stored.expect("a confirmed record is there").record,
+            Err(error) => assert!(error.is_transient(), "{error:?}"),
+        }
+    }
+}
+
 /// Commits a change whose record may be gone at once.
 async fn put_unread(store: &RedisStore, change: &Change) {
     let done = commit(store, change).await.expect("it is committed");
     assert!(matches!(done, Commit::Done(_)), "{done:?}");
 }
+
+/// A body too large for its record's own key, so it is stored in another.
+const LARGE: &[u8] = &[b'x'; 5_000];

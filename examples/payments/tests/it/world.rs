@@ -213,9 +213,9 @@ impl World {
             ),
         ] {
             let mut tx = pool.begin().await.expect("the database answers");
-            let found: Vec<String> =
+            let keys: Vec<String> =
                 sqlx::query_scalar(find).fetch_all(&mut *tx).await.expect("a list of rows");
-            for row in found {
+            for row in keys {
                 sqlx::query(lapse).bind(row).execute(&mut *tx).await.expect("the row is ours");
             }
             tx.commit().await.expect("the rows can be written");

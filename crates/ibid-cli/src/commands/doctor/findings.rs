@@ -201,7 +201,7 @@ fn durability(settings: &[Setting], accepted: bool) -> Finding {
     }
 }
 
-/// Returns a warning about a cluster whose servers tell different times: each is the clock of its own records.
+/// Returns a warning about a cluster whose servers tell different times: each is the clock of the records that it stores.
 fn server_clocks(settings: &[Setting]) -> Option<Finding> {
     let clocks = settings.iter().find(|setting| setting.name == SERVER_CLOCKS)?;
     Some(line(

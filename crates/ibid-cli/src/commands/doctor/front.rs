@@ -20,13 +20,13 @@ pub(super) async fn look_at(config: &FrontConfig) -> Finding {
     }
 }
 
-fn judge(facts: &FrontFacts) -> Finding {
-    let FrontFacts { version, is_replica, eviction, memory_max } = facts;
+fn judge(front: &FrontFacts) -> Finding {
+    let FrontFacts { version, is_replica, eviction, memory_max } = front;
     let eviction = eviction.as_deref();
     let bound = memory_max.map_or("without a bound".to_owned(), |bytes| format!("{} MB", bytes / 1_000_000));
-    let found =
+    let facts =
         format!("Redis {version}, `{}`, {bound}", eviction.unwrap_or("maxmemory-policy not readable"));
-    let warning = |meaning: &str| line("front", Grade::Warning, found.clone(), meaning);
+    let warning = |meaning: &str| line("front", Grade::Warning, facts.clone(), meaning);
     match (is_replica, eviction, memory_max) {
         (true, ..) => warning("a replica takes no entries: name the primary"),
         (_, Some("noeviction"), Some(_)) => {
@@ -35,7 +35,7 @@ fn judge(facts: &FrontFacts) -> Finding {
         (_, _, None) => {
             warning("it grows until the system ends it: set `maxmemory` and `maxmemory-policy allkeys-lru`")
         }
-        _ => line("front", Grade::Ok, found, "it forgets what is not used, and decides nothing"),
+        _ => line("front", Grade::Ok, facts, "it forgets what is not used, and decides nothing"),
     }
 }
 

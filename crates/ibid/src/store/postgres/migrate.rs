@@ -311,7 +311,7 @@ mod tests {
     }
 
     /// Returns a database with ibid's tables, and the server, which drops it at the end.
-    async fn migrated() -> (Postgres, Arc<Target>) {
+    async fn migrate_new_database() -> (Postgres, Arc<Target>) {
         let server = Postgres::shared();
         let url = server.url_for(&server.create_database());
         let target = Arc::new(Target::new(&url, PostgresOptions::default()).expect("a URL"));
@@ -329,7 +329,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_migration_waits_for_a_lock_and_lets_others_pass() {
-        let (_server, target) = migrated().await;
+        let (_server, target) = migrate_new_database().await;
         let (reader, other) = (connect(&target).await, connect(&target).await);
         reader.run("begin; lock table ibid_record in access share mode").await.expect("a lock");
         let part = tokio::spawn({
@@ -354,7 +354,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_migration_that_can_not_have_a_lock_says_so() {
-        let (_server, target) = migrated().await;
+        let (_server, target) = migrate_new_database().await;
         let (holder, ours) = (connect(&target).await, connect(&target).await);
         let says_so = |result: Result<(), PostgresOpenError>| {
             let error = result.expect_err("it is held");
@@ -373,7 +373,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_index_that_was_cut_off_is_built_again() {
-        let (_server, target) = migrated().await;
+        let (_server, target) = migrate_new_database().await;
         let connection = connect(&target).await;
         let lines = "insert into ibid_event (at, id, what, detail) select 1, gen_random_uuid(), 'same', '' from generate_series(1, 2)";
         connection.run(lines).await.expect("two lines");

@@ -163,7 +163,7 @@ impl PostgresStore {
     ///
     /// Dropping the future closes the connection. Steps before are taken; the transaction in flight is applied as a whole or
     /// not at all, and an index that was being built may be left invalid. Call it again: it takes the rest, and builds such
-    /// an index anew.
+    /// an index again.
     pub async fn migrate(url: &str, options: PostgresOptions) -> Result<Migration, PostgresOpenError> {
         let target = Target::new(url, PostgresOptions { migrate: true, upgrade: true, ..options })?;
         let before = open::schema(&target).await?;

@@ -18,6 +18,7 @@ mod copy;
 mod evidence;
 mod failure;
 mod key;
+mod node;
 mod nodes;
 mod open;
 mod order;

@@ -5,19 +5,19 @@
 //! follows no redirect, so it is not used.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use parking_lot::{Mutex, RwLock};
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, RedisError, Value};
+use redis::{Cmd, RedisError, Value};
 use tokio::time::{Instant, sleep};
 
 use super::failure::{Failure, Reaction, is_demoted, is_elsewhere};
 use super::key::{self, Bucket};
+use super::node::{Node, NumberedConnection, ServerClockReading, send};
 use super::open::{self, Inspection, RedisOpenError};
 use super::script::Script;
 use super::{STORE_ID, reply};
@@ -39,42 +39,6 @@ pub(super) struct Nodes {
     logged_at: Mutex<Option<Instant>>,
 }
 
-/// One server, and the connection to it.
-struct Node {
-    address: String,
-    connection: Mutex<Option<NumberedConnection>>,
-    /// Held while a connection is made. It has the instant of the last failure.
-    connecting: tokio::sync::Mutex<Option<Instant>>,
-    trust: Mutex<Trust>,
-}
-
-/// The last inspection of a server, as far as calls depend on it.
-#[derive(Clone, Default)]
-struct Trust {
-    /// Reason why it may lose what it has confirmed.
-    weakness: Option<String>,
-    /// Reason why nothing may begin there: it is weaker than the options accept, or has not the data of this store.
-    refusal: Option<String>,
-    /// Longest argument of a script that it takes.
-    argument_max: Option<usize>,
-    /// Its clock, if it was read.
-    clock: Option<ClockReading>,
-}
-
-/// How far a server's clock is from this process's monotonic one, in microseconds, give or take `within`.
-#[derive(Clone, Copy)]
-struct ClockReading {
-    offset_us: i64,
-    within_us: i64,
-}
-
-/// A connection and its number, so that a failure of an earlier one does not end it.
-#[derive(Clone)]
-struct NumberedConnection {
-    number: u64,
-    connection: MultiplexedConnection,
-}
-
 impl Nodes {
     /// Connects to the first server that answers, learns from it which server owns which bucket, and checks the owners.
     pub(super) async fn open(target: RedisTarget) -> Result<(Nodes, Inspection), RedisOpenError> {
@@ -82,14 +46,14 @@ impl Nodes {
         let addresses: Vec<String> = target.addresses().map(str::to_owned).collect();
         for address in &addresses {
             let node = Arc::new(Node::new(address.clone()));
-            let (connection, found) = match node.connect(&target).await {
+            let (connection, inspection) = match node.connect(&target).await {
                 Ok(connected) => connected,
                 Err(error) => {
                     failure = error;
                     continue;
                 }
             };
-            if addresses.len() > 1 && !found.is_cluster {
+            if addresses.len() > 1 && !inspection.is_cluster {
                 return Err(RedisOpenError::SeveralServers { address: address.clone() });
             }
             node.use_connection(connection);
@@ -97,7 +61,7 @@ impl Nodes {
                 target,
                 nodes: Mutex::new(HashMap::from([(address.clone(), node.clone())])),
                 owners: RwLock::new(vec![node; Bucket::COUNT]),
-                is_cluster: found.is_cluster,
+                is_cluster: inspection.is_cluster,
                 store_id: OnceLock::new(),
                 refreshing: tokio::sync::Mutex::default(),
                 logged_at: Mutex::default(),
@@ -107,7 +71,7 @@ impl Nodes {
                 nodes.refresh(None).await;
             }
             nodes.check_owners().await?;
-            return Ok((nodes, found));
+            return Ok((nodes, inspection));
         }
         Err(failure)
     }
@@ -162,7 +126,8 @@ impl Nodes {
         let _ = self.store_id.set(id.to_vec());
     }
 
-    /// Returns why the data of the owner of the settings is not that of this store; `None` if it is, or nothing can be said.
+    /// Returns why the data of the owner of the settings is not that of this store; `None` if it is, or if `node`
+    /// can't show it.
     ///
     /// A server without its disk returns empty, with the same settings as before. T1 completes a key; the server restarts empty; T2
     /// retries the key, finds nothing, and runs again. A server that restarts closes its connections, so each new connection asks,
@@ -191,7 +156,7 @@ impl Nodes {
 
     /// Returns by how much the clocks of the servers differ at least.
     pub(super) fn clocks_apart(&self) -> Duration {
-        let clocks: Vec<ClockReading> =
+        let clocks: Vec<ServerClockReading> =
             self.distinct_owners().iter().filter_map(|node| node.trust.lock().clock).collect();
         let latest = clocks.iter().map(|clock| clock.offset_us.saturating_sub(clock.within_us)).max();
         let earliest = clocks.iter().map(|clock| clock.offset_us.saturating_add(clock.within_us)).min();
@@ -217,7 +182,7 @@ impl Nodes {
             let connected = node.connection.lock().clone();
             let Some(NumberedConnection { connection, .. }) = connected else { continue };
             match self.inspect(&node, connection).await {
-                Ok(found) => node.note(&self.target, &found),
+                Ok(inspection) => node.note(&self.target, &inspection),
                 Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "no inspection"),
             }
         }
@@ -230,10 +195,11 @@ impl Nodes {
         node: &Node,
         connection: MultiplexedConnection,
     ) -> Result<Inspection, RedisOpenError> {
-        let mut found = open::inspect(&self.target, &node.address, connection.clone()).await?;
+        let mut inspection = open::inspect(&self.target, &node.address, connection.clone()).await?;
         let lost_data = self.find_lost_data(node, &connection).await;
-        found.lost_data = lost_data.map_err(|error| open::open_error(&self.target, &node.address, error))?;
-        Ok(found)
+        inspection.lost_data =
+            lost_data.map_err(|error| open::open_error(&self.target, &node.address, error))?;
+        Ok(inspection)
     }
 
     /// Returns the reason why a confirmed record may be lost; `None` if none may.
@@ -380,16 +346,16 @@ impl Nodes {
             return Err(Failure::unsent("the server did not take a connection just now"));
         }
         let connected = async {
-            let (connection, mut found) = node.connect(&self.target).await?;
+            let (connection, mut inspection) = node.connect(&self.target).await?;
             let lost_data = self.find_lost_data(node, &connection).await;
-            found.lost_data =
+            inspection.lost_data =
                 lost_data.map_err(|error| open::open_error(&self.target, &node.address, error))?;
-            Ok::<_, RedisOpenError>((connection, found))
+            Ok::<_, RedisOpenError>((connection, inspection))
         };
         match connected.await {
-            Ok((connection, found)) => {
+            Ok((connection, inspection)) => {
                 *failed_at = None;
-                node.note(&self.target, &found);
+                node.note(&self.target, &inspection);
                 Ok(node.use_connection(connection))
             }
             Err(error) => {
@@ -458,9 +424,9 @@ impl Nodes {
             let range = ranges.iter().find(|(first, last, _)| (*first..=*last).contains(&slot));
             owners[bucket.index()] = range.map(|(_, _, address)| self.node(address.clone()));
         }
-        for (owner, found) in self.owners.write().iter_mut().zip(owners) {
+        for (owner, new_owner) in self.owners.write().iter_mut().zip(owners) {
             // A slot without an owner keeps the last one, which refuses for now.
-            *owner = found.unwrap_or_else(|| owner.clone());
+            *owner = new_owner.unwrap_or_else(|| owner.clone());
         }
         let owners = self.distinct_owners();
         self.nodes.lock().retain(|address, _| {
@@ -468,137 +434,6 @@ impl Nodes {
                 || self.target.addresses().any(|named| named == address)
         });
     }
-}
-
-impl Node {
-    fn new(address: String) -> Node {
-        Node {
-            address,
-            connection: Mutex::default(),
-            connecting: tokio::sync::Mutex::default(),
-            trust: Mutex::default(),
-        }
-    }
-
-    /// Notes what an inspection found, and logs when the server becomes too weak or is as before.
-    fn note(&self, target: &RedisTarget, found: &Inspection) {
-        let refusal = open::check_trusted(target, &self.address, found).err().map(|error| error.to_string());
-        let lost_data = found.lost_data.as_ref().map(|why| format!("Redis at `{}`: {why}", self.address));
-        let trust = Trust {
-            weakness: found.weakness(),
-            refusal: lost_data.or(refusal),
-            argument_max: found.argument_max(),
-            clock: found.clock.map(|clock| ClockReading::of(clock, found.now_us)),
-        };
-        let before = std::mem::replace(&mut *self.trust.lock(), trust.clone());
-        match (before.refusal, trust.refusal) {
-            (None, Some(reason)) if found.lost_data.is_some() => {
-                tracing::error!(
-                    reason,
-                    "Redis lacks the data of this store: nothing begins, attempts still end"
-                );
-            }
-            (None, Some(reason)) => {
-                tracing::error!(
-                    reason,
-                    "Redis is weaker than the URL accepts: nothing begins, attempts still end"
-                );
-            }
-            (Some(_), None) => {
-                tracing::info!(server = self.address, "Redis is durable enough again: attempts begin");
-            }
-            _ => {}
-        }
-    }
-
-    /// Refuses a script that begins attempts on a server which may not be trusted with them, and one with an argument that is
-    /// too long. A server closes the connection at such an argument, and every call on it would fail.
-    fn check_script(&self, script: &Script, arguments: &[&[u8]]) -> Result<(), Failure> {
-        let trust = self.trust.lock();
-        if let Some(max) = trust.argument_max
-            && arguments.iter().any(|argument| argument.len() > max)
-        {
-            return Err(Failure::TooLarge(
-                format!("a part of it is longer than the {max} bytes that the server's settings allow")
-                    .into(),
-            ));
-        }
-        match &trust.refusal {
-            Some(reason) if script.begins => Err(Failure::Refused(reason.clone().into())),
-            _ => Ok(()),
-        }
-    }
-
-    fn use_connection(&self, connection: MultiplexedConnection) -> NumberedConnection {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let numbered = NumberedConnection { number: NEXT.fetch_add(1, Ordering::Relaxed), connection };
-        *self.connection.lock() = Some(numbered.clone());
-        numbered
-    }
-
-    /// Connects, and checks the server: after a restart or a failover it may be another one, with other settings.
-    async fn connect(
-        &self,
-        target: &RedisTarget,
-    ) -> Result<(MultiplexedConnection, Inspection), RedisOpenError> {
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECT_TIMEOUT))
-            .set_response_timeout(Some(RESPONSE_TIMEOUT));
-        let client = target.client(&self.address)?;
-        let connection = client.get_multiplexed_async_connection_with_config(&config).await;
-        let connection = connection.map_err(|error| open::open_error(target, &self.address, error))?;
-        let inspection = open::inspect(target, &self.address, connection.clone()).await?;
-        open::check_usable(target, &self.address, &inspection)?;
-        Ok((connection, inspection))
-    }
-
-    /// Returns the address that this server names. One without a host is on this server's own.
-    fn address_of(&self, named: &str) -> String {
-        match named.strip_prefix(':') {
-            Some(port) => match self.address.rsplit_once(':') {
-                Some((host, _)) => format!("{host}:{port}"),
-                None => named.to_owned(),
-            },
-            None => named.to_owned(),
-        }
-    }
-}
-
-impl ClockReading {
-    /// Compares a server's time with the instants between which it was read.
-    fn of((asked, answered): (Instant, Instant), server_us: i64) -> ClockReading {
-        static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-        let start = *START;
-        let micros = |at: Instant| {
-            let since = at.saturating_duration_since(start).as_micros();
-            let before = start.saturating_duration_since(at).as_micros();
-            i64::try_from(since).unwrap_or(i64::MAX) - i64::try_from(before).unwrap_or(i64::MAX)
-        };
-        let (asked, answered) = (micros(asked), micros(answered));
-        let middle = asked + (answered - asked) / 2;
-        ClockReading { offset_us: server_us.saturating_sub(middle), within_us: (answered - asked) / 2 + 1 }
-    }
-}
-
-async fn send(
-    mut connection: MultiplexedConnection,
-    command: &Cmd,
-    is_asking: bool,
-) -> Result<Value, RedisError> {
-    if !is_asking {
-        return connection.send_packed_command(command).await?.extract_error();
-    }
-    // Both go out in one piece, so no other command comes between them.
-    let mut pipeline = redis::pipe();
-    pipeline.cmd("ASKING").ignore().add_command(command.clone());
-    let mut replies = connection.send_packed_commands(&pipeline, 1, 1).await.map_err(single_error)?;
-    replies.pop().unwrap_or_default().extract_error()
-}
-
-/// Returns the server's error of the one command in a pipeline.
-fn single_error(error: RedisError) -> RedisError {
-    let errors = error.clone().into_server_errors();
-    errors.and_then(|errors| errors.first().map(|(_, error)| error.clone().into())).unwrap_or(error)
 }
 
 fn command(name: &str, script: &str, keys: &[Vec<u8>], arguments: &[&[u8]]) -> Cmd {
@@ -635,13 +470,6 @@ fn parse_slots(reply: &Value, asked: &str) -> Vec<SlotRange> {
     ranges.iter().filter_map(range).collect()
 }
 
-/// A connection on a healthy network takes milliseconds.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Longest wait for a reply. A flush to a slow disk takes a second; after five the server or the network hangs, and the
-/// caller learns more by sending the change again on another connection.
-pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// Shortest time between two log lines about buckets that can't be reached. Upkeep looks every second.
 const LOG_EVERY: Duration = Duration::from_secs(10);
 
@@ -652,7 +480,8 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 /// need one answer.
 const REFRESH_PAUSE: Duration = Duration::from_millis(100);
 
-/// Servers that are asked for the owners at a time. One that is away takes [`CONNECT_TIMEOUT`], and most are not.
+/// Servers that are asked for the owners at a time. One that is away takes [`super::node::CONNECT_TIMEOUT`], and most are
+/// not.
 const REFRESH_AT_ONCE: usize = 3;
 
 /// Largest difference between the clocks of a cluster's servers that is not logged. A time service keeps them within some

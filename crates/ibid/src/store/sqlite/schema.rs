@@ -71,7 +71,11 @@ pub(super) fn migrate(file: &StoreFile, connection: &Connection) -> Result<(), S
 /// Runs those of `steps` that are missing, each in its own transaction: a step that fails keeps those before it, and other writers
 /// have their turn in between. A file without tables gets all of them at once, because a process that opened it in between
 /// would refuse tables that are half made.
-fn take_steps(file: &StoreFile, connection: &Connection, steps: &[Step]) -> Result<(), SqliteOpenError> {
+fn take_steps(
+    file: &StoreFile,
+    connection: &Connection,
+    steps: &[SqliteStep],
+) -> Result<(), SqliteOpenError> {
     let known = u32::try_from(steps.len()).unwrap_or(u32::MAX);
     let is_usable = |layout| matches!(layout, Layout::Schema(state) if state.is_usable(known));
     let failed = |error| open_error(&file.path, error);
@@ -118,10 +122,10 @@ fn schema(file: &StoreFile, connection: &Connection) -> Result<SchemaState, Sqli
 }
 
 /// A step of the schema: its effect on older programs, and its statements.
-type Step = (StepKind, &'static [&'static str]);
+type SqliteStep = (StepKind, &'static [&'static str]);
 
 /// The steps of the schema. Once a step is released, its files never change.
-const STEPS: &[Step] = &[
+const STEPS: &[SqliteStep] = &[
     (
         StepKind::Expand,
         &[
@@ -170,13 +174,13 @@ mod tests {
             connect().query_row(find, [name], |row| row.get::<_, bool>(0)).expect("it is looked up")
         };
         take_steps(&file, &connect(), &STEPS[..1]).expect("a new file");
-        let added: Step = (StepKind::Expand, &["create table added (n)"]);
-        let broken: Step = (StepKind::Contract, &["create table halfway (n)", "drop table missing"]);
+        let added: SqliteStep = (StepKind::Expand, &["create table added (n)"]);
+        let broken: SqliteStep = (StepKind::Contract, &["create table halfway (n)", "drop table missing"]);
         take_steps(&file, &connect(), &[STEPS[0], added, broken]).expect_err("its last step fails");
-        let kept = schema(&file, &connect()).expect("it has a schema");
-        assert_eq!((kept.step, kept.needs), (2, 1), "an older program may still use it");
+        let state = schema(&file, &connect()).expect("it has a schema");
+        assert_eq!((state.step, state.needs), (2, 1), "an older program may still use it");
         assert!(has_table("added") && !has_table("halfway"));
-        let mended: Step = (StepKind::Contract, &["create table halfway (n)"]);
+        let mended: SqliteStep = (StepKind::Contract, &["create table halfway (n)"]);
         take_steps(&file, &connect(), &[STEPS[0], added, mended]).expect("the rest of the steps");
         let done = schema(&file, &connect()).expect("it has a schema");
         assert_eq!((done.step, done.needs), (3, 3));
@@ -188,7 +192,7 @@ mod tests {
         let file =
             StoreFile::new(&directory.path().join("ibid.db"), SqliteOptions::default()).expect("a path");
         let connect = || open::connect(&file).expect("the file opens");
-        let broken: Step = (StepKind::Expand, &["drop table missing"]);
+        let broken: SqliteStep = (StepKind::Expand, &["drop table missing"]);
         take_steps(&file, &connect(), &[STEPS[0], broken]).expect_err("its last step fails");
         assert_eq!(look(&file, &connect()).expect("it may be made"), Layout::Absent);
         take_steps(&file, &connect(), STEPS).expect("a new file");

@@ -38,7 +38,7 @@ async fn an_event_that_no_index_holds_is_found_before_the_close() {
     let too_long = with_event(&random_letters(2_700)).await;
     assert_refused(&too_long, &postgres(&server).await, "`event` has 2703 bytes").await;
     let fits = with_event(&random_letters(2_677)).await;
-    copy(&started(&fits).await, &postgres(&server).await, |_| {}).await.expect("it is copied");
+    copy(&start_on(&fits).await, &postgres(&server).await, |_| {}).await.expect("it is copied");
 }
 
 async fn postgres(server: &Postgres) -> CopyEnd {
@@ -79,7 +79,7 @@ fn random_letters(count: usize) -> String {
 }
 
 /// Starts a process on the store, so that there is something to copy, and that a copy waits 200 ms for.
-async fn started(store: &Arc<MemoryStore>) -> CopyEnd {
+async fn start_on(store: &Arc<MemoryStore>) -> CopyEnd {
     let settings =
         Settings::default().with(|settings| settings.identity_valid_for = Duration::from_millis(100));
     Ibid::start(store.clone(), settings).await.expect("it starts");
@@ -87,7 +87,7 @@ async fn started(store: &Arc<MemoryStore>) -> CopyEnd {
 }
 
 async fn assert_refused(store: &Arc<MemoryStore>, target: &CopyEnd, says: &str) {
-    let source = started(store).await;
+    let source = start_on(store).await;
     let refused = copy(&source, target, |_| {}).await;
     let Err(CopyError::Store(error)) = refused else { panic!("{says}: {refused:?}") };
     let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();

@@ -164,6 +164,16 @@ async fn a_look_reads_no_effect_that_it_may_not_take() {
     let server = Postgres::shared();
     let node = Node::new(&server).await;
     node.pay("k", [charge("first"), charge("second")]).await;
+    insert_backlog(&server);
+    assert_looks_read_few_pages(&server);
+    // The lists and the count of operators go by their indexes, too.
+    assert_lists_read_few_pages(&server);
+    assert_count_reads_few_pages(&server);
+}
+
+/// Inserts 300,000 effects that a look may not take, a dead letter with a turn of its aggregate, and one effect of a tenant
+/// with no backlog.
+fn insert_backlog(server: &Postgres) {
     let fill = "insert into ibid_effect (seq, nonce, due_at, lease_us, created_at, count, tries, state, blocked, dead_letter,
                   tenant, kind, aggregate)
                 select 1000 + n, 1, 1, 1, 1, 1, 0, 1, false, false, 't', 'other', null from generate_series(1, 100000) n
@@ -177,23 +187,26 @@ async fn a_look_reads_no_effect_that_it_may_not_take() {
                 insert into ibid_effect_turn (tenant, aggregate) values ('t', 'account 7');
                 analyze";
     server.sql(server.database(), fill);
+}
+
+/// Executes a statement, and returns the number of pages that it read and its plan. Its changes are rolled back.
+fn explain(server: &Postgres, statement: &str, types: &str, params: &str) -> (u32, String) {
+    let prefix = "explain (analyze, buffers, costs off, timing off, summary off)";
+    let sql = format!(
+        "set plan_cache_mode = force_generic_plan; begin; prepare look ({types}) as {statement};
+         {prefix} execute look ({params}); rollback"
+    );
+    let plan = server.sql(server.database(), &sql);
+    let buffers = plan.lines().find_map(|line| line.trim().strip_prefix("Buffers: shared ")).unwrap_or("");
+    let count = |word: &str| word.split_once('=').map_or(0, |(_, count)| count.parse().unwrap());
+    (buffers.split(' ').map(count).sum::<u32>(), plan)
+}
+
+fn assert_looks_read_few_pages(server: &Postgres) {
     let take = concat!(
         include_str!("../../../src/outbox/sql/postgres/take.sql"),
         include_str!("../../../src/outbox/sql/postgres/effect.sql")
     );
-    let turns = include_str!("../../../src/outbox/sql/postgres/turns.sql");
-    let pages = |statement: &str, types: &str, params: &str| {
-        let explain = "explain (analyze, buffers, costs off, timing off, summary off)";
-        let sql = format!(
-            "set plan_cache_mode = force_generic_plan; begin; prepare look ({types}) as {statement};
-             {explain} execute look ({params}); rollback"
-        );
-        let plan = server.sql(server.database(), &sql);
-        let buffers =
-            plan.lines().find_map(|line| line.trim().strip_prefix("Buffers: shared ")).unwrap_or("");
-        let count = |word: &str| word.split_once('=').map_or(0, |(_, count)| count.parse().unwrap());
-        (buffers.split(' ').map(count).sum::<u32>(), plan)
-    };
     let picks = [
         (
             include_str!("../../../src/outbox/sql/postgres/pick_due.sql"),
@@ -216,13 +229,16 @@ async fn a_look_reads_no_effect_that_it_may_not_take() {
         (take, "int8, text, int8, int8, int8, boolean", "null, '[1,2]', 2, 77, 1, false", 2),
     ];
     for (pick, types, params, rows) in picks {
-        let (read, plan) = pages(pick, types, params);
+        let (read, plan) = explain(server, pick, types, params);
         let actual = plan.lines().find(|line| line.contains("(actual")).unwrap_or_default();
         assert!(actual.contains(&format!("rows={rows}")) && (1..100).contains(&read), "{read} pages: {plan}");
     }
-    let (read, plan) = pages(turns, "int8", "256");
+    let turns = include_str!("../../../src/outbox/sql/postgres/turns.sql");
+    let (read, plan) = explain(server, turns, "int8", "256");
     assert!((1..100).contains(&read), "{read} pages: {plan}");
-    // The lists and the count of operators go by their indexes, too.
+}
+
+fn assert_lists_read_few_pages(server: &Postgres) {
     let list = concat!(
         include_str!("../../../src/outbox/sql/postgres/list.sql"),
         include_str!("../../../src/outbox/sql/postgres/effect.sql")
@@ -235,10 +251,13 @@ async fn a_look_reads_no_effect_that_it_may_not_take() {
         "'\\x000102030405060708090a0b0c0d0e0f', null, true",
     ] {
         let params = format!("null, 0, 10, {filter}");
-        let (read, plan) = pages(list, "int8, int8, int8, bytea, int8, boolean", &params);
+        let (read, plan) = explain(server, list, "int8, int8, int8, bytea, int8, boolean", &params);
         assert!((1..200).contains(&read), "{filter}: {read} pages: {plan}");
     }
+}
+
+fn assert_count_reads_few_pages(server: &Postgres) {
     let count = include_str!("../../../src/store/postgres/sql/count_effects.sql");
-    let (read, plan) = pages(count, "int8", "100001");
+    let (read, plan) = explain(server, count, "int8", "100001");
     assert!((1..100).contains(&read), "{read} pages: {plan}");
 }

@@ -15,11 +15,11 @@ use super::every_database::{charge, executed_observation, lost, name};
 use super::harness::{Provider, World};
 
 /// A database whose connections are all in use.
-struct Exhausted {
+struct StarvedDatabase {
     asked: Arc<Notify>,
 }
 
-impl Database for Exhausted {
+impl Database for StarvedDatabase {
     type Tx = RusqliteTx;
 
     async fn begin(&self) -> Result<RusqliteTx, SqlError> {
@@ -47,7 +47,7 @@ async fn another_node_applies_what_one_has_no_connection_for() {
         .unwrap();
 
     let asked = Arc::new(Notify::new());
-    let starved = Worker::builder(world.ibid.clone(), Exhausted { asked: asked.clone() });
+    let starved = Worker::builder(world.ibid.clone(), StarvedDatabase { asked: asked.clone() });
     let _starved = starved.on("charge", provider.clone()).build().unwrap();
     let schedule = Schedule::default().with(|schedule| {
         schedule.sweep_every = Duration::from_secs(1);

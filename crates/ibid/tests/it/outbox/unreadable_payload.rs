@@ -60,7 +60,7 @@ impl<P> Charge<P> {
         self.seen.lock().unwrap().push(what);
     }
 
-    fn seen(&self) -> Vec<&'static str> {
+    fn list_calls(&self) -> Vec<&'static str> {
         self.seen.lock().unwrap().clone()
     }
 }
@@ -112,14 +112,14 @@ async fn an_unreadable_payload_is_dead_at_once_with_its_reason() {
 
     world.pass(3600);
     assert!(old_worker.run_once().await.unwrap().is_idle(), "it is not tried again");
-    assert_eq!((old.seen(), world.ledger().len()), (vec![], 0));
+    assert_eq!((old.list_calls(), world.ledger().len()), (vec![], 0));
 
     // The next release can read it.
     drop(old_worker);
     Operator::new(&world.ibid).retry(effect.seq, &because("deployed")).await.unwrap();
     let new = Charge::<Text>::new();
     assert_eq!(new.worker(&world).run_once().await.unwrap().done, 1);
-    assert_eq!((new.seen(), world.ledger()), (vec!["call", "record"], vec!["recorded".to_owned()]));
+    assert_eq!((new.list_calls(), world.ledger()), (vec!["call", "record"], vec!["recorded".to_owned()]));
 }
 
 #[tokio::test]
@@ -137,7 +137,7 @@ async fn an_uncertain_call_with_an_unreadable_payload_stays_unknown() {
     let effect = world.only_effect().await;
     assert_eq!((effect.state, effect.due_at), (Unknown, None), "never dead: the call may have been made");
     assert!(effect.last_error.unwrap().contains("::Cents`"));
-    assert_eq!(old.seen(), [""; 0]);
+    assert_eq!(old.list_calls(), [""; 0]);
 }
 
 /// A webhook reports a call whose payload this release can't read. Without the rows, the effect must not be done.
@@ -161,7 +161,7 @@ async fn evidence_waits_for_a_handler_that_can_read_the_payload() {
     let _new_worker = new.worker(&world);
     assert_eq!(apply_evidence_once(&world.ibid).await.unwrap(), 1);
     assert_eq!((world.only_effect().await.state, world.ledger().len()), (Done, 2));
-    assert_eq!((old.seen(), new.seen()), (vec![], vec!["record"]));
+    assert_eq!((old.list_calls(), new.list_calls()), (vec![], vec!["record"]));
 }
 
 /// The worker that made the call stored its result and could not write its rows. A release that can't read the payload claims
@@ -187,5 +187,5 @@ async fn a_stored_result_waits_for_a_handler_that_can_read_it() {
     world.pass(4);
     let new = Charge::<Text>::new();
     assert_eq!(new.worker(&world).run_once().await.unwrap().done, 1);
-    assert_eq!((old.seen(), new.seen(), world.ledger().len()), (vec![], vec!["record"], 1));
+    assert_eq!((old.list_calls(), new.list_calls(), world.ledger().len()), (vec![], vec!["record"], 1));
 }

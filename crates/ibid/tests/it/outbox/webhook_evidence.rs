@@ -5,23 +5,21 @@ use std::time::Duration;
 
 use ibid::evidence::EvidenceResult;
 use ibid::operator::Operator;
-use ibid::outbox::{CallOutcome, Worker, WorkerRound};
+use ibid::outbox::{CallOutcome, WorkerRound};
 use ibid::outcome::{Begin, Outcome};
-use ibid::transaction::rusqlite::RusqliteTx;
-use ibid::transaction::{Database, SqlError};
-use ibid::upkeep::{self, Schedule, apply_evidence_once};
+use ibid::transaction::Database;
+use ibid::upkeep::apply_evidence_once;
 use ibid_core::change::HistoryKind;
 use ibid_core::effect::{EffectFilter, EffectRules, NewEffect, downstream_key};
 use ibid_core::evidence::{EffectRef, Evidence, EvidenceQuery, EvidenceSubject};
 use ibid_core::machine::EffectState::{Claimed, Discarded, Done, Queued, Unknown};
 use ibid_core::machine::Observation;
 use ibid_core::record::State;
-use tokio::sync::Notify;
 
 use super::every_database::{
     Psp, Site, charge, evidence_report, executed_observation, lost, name, on_every_database, settled_at_once,
 };
-use super::harness::{Provider, World, ask, because, begin, effects_sql};
+use super::harness::{World, ask, because, begin, effects_sql};
 
 on_every_database!(
     an_unknown_effect_is_settled_by_its_downstream_key,
@@ -439,62 +437,6 @@ async fn upkeep_applies_evidence_that_a_crash_left_unused<D: Database + Clone + 
     assert_eq!((site.only_effect().await.state, site.record("k").await.state), (Done, State::Completed));
     assert_eq!(apply_evidence_once(&after.ibid).await.unwrap(), 0);
     assert_eq!(psp.calls(), 1);
-}
-
-/// A database whose connections are all in use.
-struct Exhausted {
-    asked: Arc<Notify>,
-}
-
-impl Database for Exhausted {
-    type Tx = RusqliteTx;
-
-    async fn begin(&self) -> Result<RusqliteTx, SqlError> {
-        self.asked.notify_one();
-        std::future::pending().await
-    }
-}
-
-#[tokio::test]
-async fn another_node_applies_what_one_has_no_connection_for() {
-    let world = World::new().await;
-    world.pay("k", [charge()]).await;
-    let provider = Provider::new("w", |_| lost());
-    assert_eq!(world.worker(&provider).run_once().await.unwrap().dead, 1);
-    let about = EvidenceSubject::Effect(EffectRef::DownstreamKey(world.only_effect().await.downstream_key));
-    let what = executed_observation(201, "ch_9");
-    let evidence = Evidence { name: name("evt_1"), about, owner: None, what, age: Duration::ZERO };
-    world
-        .ibid
-        .store()
-        .evidence()
-        .unwrap()
-        .insert_evidence(evidence, Duration::from_secs(3600))
-        .await
-        .unwrap();
-
-    let asked = Arc::new(Notify::new());
-    let starved = Worker::builder(world.ibid.clone(), Exhausted { asked: asked.clone() });
-    let _starved = starved.on("charge", provider.clone()).build().unwrap();
-    let schedule = Schedule::default().with(|schedule| {
-        schedule.sweep_every = Duration::from_secs(1);
-        schedule.reconcile_every = Duration::from_secs(1);
-    });
-    let first = tokio::spawn(upkeep::run(world.ibid.clone(), schedule));
-    asked.notified().await;
-    let other = world.another_process().await;
-    let _worker = other.worker(&provider);
-    let second = tokio::spawn(upkeep::run(other.ibid.clone(), schedule));
-    let applied = async {
-        let mut look = tokio::time::interval(Duration::from_millis(20));
-        while world.only_effect().await.state != Done {
-            look.tick().await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(60), applied).await.expect("the other node applies it");
-    assert!(!first.is_finished() && !second.is_finished());
-    first.abort();
-    second.abort();
 }
 
 async fn a_process_without_a_worker_keeps_it_for_one_that_has<D: Database + Clone + 'static>(site: Site<D>) {

@@ -6,7 +6,7 @@
 
 mod charge_book;
 mod faults;
-mod pages;
+mod http_responses;
 mod webhook;
 
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ use crate::client::{Client, TestRequest, TestResponse};
 use charge_book::ChargeBook;
 use faults::FaultDice;
 pub use faults::{ChargeFaults, ChargeFaultsError};
-use pages::Pages;
+use http_responses::Pages;
 pub use webhook::WebhookSecret;
 use webhook::Webhooks;
 

@@ -110,7 +110,7 @@ mod handler;
 
 mod handler_limits;
 
-mod look;
+mod claim_due;
 
 mod payload;
 

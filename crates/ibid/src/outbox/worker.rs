@@ -13,12 +13,12 @@ use tokio::task::{self, JoinError, JoinSet};
 use tokio::time::Instant;
 use tracing::Instrument;
 
+use super::claim_due::{Claim, Look, TenantWalks};
 use super::continue_trace;
 use super::dyn_handler::DynEffectHandler;
 use super::execute::ClaimedEffect;
 use super::handler::EffectHandler;
 use super::handler_limits::HandlerLimits;
-use super::look::{Claim, Look, TenantWalks};
 use super::record_result::EffectEnd;
 use crate::backoff::spread;
 use crate::evidence::effect::{EffectSettler, KindHandler, WorkerHandlers};

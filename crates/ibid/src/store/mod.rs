@@ -31,7 +31,7 @@ pub mod run_times;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod schema_steps;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "sqlite"))]
-mod send_limit;
+mod send_deadline;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod server_pools;
 #[cfg(feature = "sqlite")]

@@ -11,7 +11,7 @@ mod chore_status;
 mod deliverer;
 mod election;
 mod evidence;
-mod overdue;
+mod expire_unsettled;
 mod reaper;
 mod reconciler;
 mod stored_request;

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
 use super::election::ElectionSlot;
-use super::overdue::{OverdueCursors, settle_overdue};
+use super::expire_unsettled::{OverdueCursors, settle_overdue};
 use super::{run_round, while_elected};
 use crate::ibid::Ibid;
 use crate::telemetry;

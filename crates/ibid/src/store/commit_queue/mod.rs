@@ -20,7 +20,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout_at;
 
 use self::queue::Queue;
-use super::send_limit::{SendLimit, reply_or_withdraw};
+use super::send_deadline::{SendDeadline, reply_or_withdraw};
 
 pub use self::queue::BatchCounts;
 pub(super) use self::queue::{FlightBatch, Item, LockWait, Path};
@@ -106,7 +106,7 @@ impl<C: Committer> CommitQueue<C> {
         let now = Instant::now();
         // Before the queue is locked, because it looks into the store's own memory.
         let path = self.0.core.path(&change);
-        let limit = send_by.map(SendLimit::new);
+        let limit = send_by.map(SendDeadline::new);
         {
             let mut queue = self.0.queue.lock();
             // Only begins whose client can give up are refused; a finish always gets in.

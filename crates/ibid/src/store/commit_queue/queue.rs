@@ -12,7 +12,7 @@ use ibid_core::store::StoreError;
 use tokio::sync::oneshot;
 
 use super::begin_queues::{BeginQueue, TurnQueue};
-use crate::store::send_limit::SendLimit;
+use crate::store::send_deadline::SendDeadline;
 
 /// A change that waits to be sent, and its caller.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(in super::super) struct Item {
     pub(super) reply: oneshot::Sender<Result<Commit, StoreError>>,
     pub(super) queued_at: Instant,
     /// The change is dropped if it has not been sent by then: its client has given up.
-    pub(super) limit: Option<SendLimit>,
+    pub(super) limit: Option<SendDeadline>,
 }
 
 /// The way by which a change is written.
@@ -260,7 +260,7 @@ impl Item {
     /// Returns the instant after which the change is not sent.
     #[cfg(feature = "redis")]
     pub(in super::super) fn send_by(&self) -> Option<Instant> {
-        self.limit.as_ref().map(SendLimit::send_by)
+        self.limit.as_ref().map(SendDeadline::send_by)
     }
 }
 
@@ -307,7 +307,7 @@ mod tests {
 
     fn item(change: &Arc<Change>, send_by: Option<Instant>) -> Item {
         let (reply, _) = oneshot::channel();
-        let limit = send_by.map(SendLimit::new);
+        let limit = send_by.map(SendDeadline::new);
         Item { change: change.clone(), reply, queued_at: Instant::now(), limit }
     }
 

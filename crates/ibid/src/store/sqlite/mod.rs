@@ -33,7 +33,7 @@ use super::checkup::Checkup;
 use super::clock::Clock;
 use super::read_only_query::{ReadOnlyQueryError, RowCallback};
 use super::schema_steps::Migration;
-use super::send_limit::{SendLimit, reply_or_withdraw};
+use super::send_deadline::{SendDeadline, reply_or_withdraw};
 
 mod batch;
 mod browse;
@@ -327,7 +327,7 @@ impl Store for SqliteStore {
     ) -> BoxFuture<'_, Result<Commit, StoreError>> {
         const OP: &str = "commit";
         Box::pin(async move {
-            let limit = send_by.map(SendLimit::new);
+            let limit = send_by.map(SendDeadline::new);
             let (reply, answer) = oneshot::channel();
             let job = Job::Commit(CommitJob { change, limit: limit.clone(), reply });
             self.jobs.push(job).map_err(|refused| refused.store_error(OP))?;

@@ -16,13 +16,13 @@ use tokio::sync::oneshot::Sender;
 use super::NAME;
 use super::chore::{Chore, ChoreKind};
 use super::writer::Writer;
-use crate::store::send_limit::SendLimit;
+use crate::store::send_deadline::SendDeadline;
 
 /// A change that waits for its commit.
 pub(super) struct CommitJob {
     pub(super) change: Arc<Change>,
     /// Instant at which its client gives up. The change is not sent after that.
-    pub(super) limit: Option<SendLimit>,
+    pub(super) limit: Option<SendDeadline>,
     pub(super) reply: Sender<Result<Commit, StoreError>>,
 }
 
@@ -377,7 +377,7 @@ mod tests {
             history: Vec::new(),
             uses: None,
         };
-        let limit = send_by.map(SendLimit::new);
+        let limit = send_by.map(SendDeadline::new);
         let reply = oneshot::channel().0;
         Job::Commit(CommitJob { change: Arc::new(change), limit, reply })
     }
@@ -480,7 +480,7 @@ mod tests {
             let change = Change { bodies: vec![request], ..insert(&name, draft(&name, State::InProgress)) };
             Job::Commit(CommitJob {
                 change: Arc::new(change),
-                limit: Some(SendLimit::new(Instant::now())),
+                limit: Some(SendDeadline::new(Instant::now())),
                 reply: oneshot::channel().0,
             })
         };

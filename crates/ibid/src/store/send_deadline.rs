@@ -17,16 +17,16 @@ use tokio::sync::oneshot;
 
 /// The limit of one queued change. Its clones share the decision.
 #[derive(Clone, Debug)]
-pub(super) struct SendLimit {
+pub(super) struct SendDeadline {
     send_by: Instant,
     is_decided: Arc<AtomicBool>,
     /// `true` if the store has claimed the change. It may claim a change again that it could not write.
     is_claimed: bool,
 }
 
-impl SendLimit {
-    pub(super) fn new(send_by: Instant) -> SendLimit {
-        SendLimit { send_by, is_decided: Arc::default(), is_claimed: false }
+impl SendDeadline {
+    pub(super) fn new(send_by: Instant) -> SendDeadline {
+        SendDeadline { send_by, is_decided: Arc::default(), is_claimed: false }
     }
 
     /// Returns the instant after which the change is not sent.
@@ -66,7 +66,7 @@ impl SendLimit {
 /// not move, and its error says nothing in the store's favour: it is unwritten, but it does not count as refused at once.
 pub(super) async fn reply_or_withdraw(
     mut reply: oneshot::Receiver<Result<Commit, StoreError>>,
-    limit: Option<SendLimit>,
+    limit: Option<SendDeadline>,
     (kind, op): (&'static str, &'static str),
 ) -> Option<Result<Commit, StoreError>> {
     poll_fn(|context| {
@@ -94,7 +94,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_change_that_was_not_claimed_in_time_is_given_up() {
         let now = tokio::time::Instant::now().into_std();
-        let mut limit = SendLimit::new(now + Duration::from_secs(1));
+        let mut limit = SendDeadline::new(now + Duration::from_secs(1));
         assert!(!limit.withdraw(now + Duration::from_secs(1)), "the store may be about to drop it");
         let (_sender, reply) = oneshot::channel();
         let waiting = reply_or_withdraw(reply, Some(limit.clone()), ("a", "commit"));
@@ -107,7 +107,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_claimed_change_is_waited_for_after_its_time() {
-        let mut limit = SendLimit::new(tokio::time::Instant::now().into_std() + Duration::from_secs(1));
+        let mut limit = SendDeadline::new(tokio::time::Instant::now().into_std() + Duration::from_secs(1));
         assert!(limit.claim(tokio::time::Instant::now().into_std()));
         tokio::time::advance(Duration::from_secs(1) + REPLY_GRACE).await;
         let (sender, reply) = oneshot::channel();

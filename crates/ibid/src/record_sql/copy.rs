@@ -237,6 +237,7 @@ fn record_json(row: &CopiedRecord, policy: i64) -> Value {
         "completed_at": at(record.completed_at),
         "due_at": at(record.due_at),
         "watched": super::is_watched(record.state, record.due_at.is_some()),
+        "unfinished": super::is_unfinished(record.state),
         "expires_at": at(record.expires_at),
         "purge_at": at(record.purge_at),
         "reap_at": reap_at.as_micros(),

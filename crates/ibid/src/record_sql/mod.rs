@@ -171,11 +171,14 @@ async fn write_row(
     options: WriteOptions,
 ) -> Result<Option<Timestamp>, SqlError> {
     let mut params = columns.params().to_vec();
-    let watched = Param::Bool(is_watched(columns.draft.state, columns.draft.due_in.is_some()));
+    let state = columns.draft.state;
     params.push(instant(options.now));
     match tx.dialect() {
-        Dialect::Postgres => params.extend([options.lasts(), watched]),
-        Dialect::Sqlite => params.push(watched),
+        Dialect::Postgres => {
+            let watched = Param::Bool(is_watched(state, columns.draft.due_in.is_some()));
+            params.extend([options.lasts(), watched]);
+        }
+        Dialect::Sqlite => params.push(Param::Bool(is_unfinished(state))),
         Dialect::Mysql => params.push(options.lasts()),
     }
     let (statement, expected) = match change.expect {
@@ -210,6 +213,11 @@ async fn write_row(
 /// statements take it as a value, so that none of them interprets a state.
 pub(crate) fn is_watched(state: State, is_due_ever: bool) -> bool {
     is_due_ever || State::WAITING.contains(&state)
+}
+
+/// Returns whether a record is in SQLite's order of open records, even if nothing of it is ever due.
+pub(crate) fn is_unfinished(state: State) -> bool {
+    state != State::FINAL
 }
 
 fn version_params(version: Version) -> [Param<'static>; 2] {

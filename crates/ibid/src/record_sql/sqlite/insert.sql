@@ -1,6 +1,6 @@
 -- Insert a record unless its id exists. Returns created_at; no row: a record is there.
 -- A record with a due instant stays unordered until the writer orders new rows; one that is open and never due is watched at
--- once. ?29 says whether it is open. ?11 and ?17 are not needed here.
+-- once. ?29 says whether it is unfinished. ?11 and ?17 are not needed here.
 insert into ibid_record (
   id, count, nonce, birth, owner, attempt, state, flags, policy, point,
   created_at, ran_at, completed_at, due_at, expires_at, purge_at, watch_at,

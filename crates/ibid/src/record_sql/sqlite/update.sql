@@ -2,7 +2,7 @@
 -- Instants ?11 to ?13: 0 keeps, 1 sets to now (?28), 2 clears. Response ?25: 0 keeps it within a generation, 1 sets, 2 clears.
 -- Tenant and key never change within one id, but the reaper may have blanked them. A row that is not ordered yet (due, and
 -- not watched) gets no reap_at: the ordering of new rows comes by later and covers it with a range. ?29 says whether the
--- record is open. ?17 is PostgreSQL's.
+-- record is unfinished. ?17 is PostgreSQL's.
 update ibid_record set
   count = ?2, nonce = ?3, birth = ?4, owner = ?5, attempt = ?6, state = ?7, flags = ?8, policy = ?9, point = ?10,
   created_at = iif(?11 = 0, created_at, ?28),

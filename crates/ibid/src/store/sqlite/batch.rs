@@ -11,6 +11,7 @@ use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
 use super::error::{self, FailureReach, store_error};
 use super::policies::Policies;
 use super::{evidence, row};
+use crate::record_sql::is_unfinished;
 
 /// The changes of one transaction: statements prepared once, one instant for all.
 pub(super) struct ChangeGroup<'c> {
@@ -103,8 +104,7 @@ impl<'c> ChangeGroup<'c> {
         let Some(draft) = &change.draft else { return Ok(false) };
         let policy = self.policies.number(self.connection, &draft.policy, self.now)?;
         let Some(columns) = RecordColumns::of(change, policy) else { return Ok(false) };
-        let watched = crate::record_sql::is_watched(draft.state, draft.due_in.is_some());
-        let now = [Param::I64(self.now.as_micros()), Param::Bool(watched)];
+        let now = [Param::I64(self.now.as_micros()), Param::Bool(is_unfinished(draft.state))];
         let params = columns.params().into_iter().chain(now);
         let statement = match expected {
             None => {

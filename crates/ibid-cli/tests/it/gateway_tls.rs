@@ -48,8 +48,8 @@ async fn an_https_upstream_is_asked_over_https() {
     let gateway = setup
         .config(
             "[upstream_tls]\nca = \"ca.pem\"\n[upkeep]\nreconcile_every = \"100ms\"\n\
-             [defaults]\nupstream_timeout = \"500ms\"\nlinger = \"0s\"\n[[route]]\nmatch = \"POST /payments\"\n\
-             [route.reconcile]\nrequest = \"GET /payments/by-key/{key}\"\nsettle = \"1s\"\n",
+             [defaults]\nupstream_timeout = \"2s\"\nlinger = \"0s\"\n[[route]]\nmatch = \"POST /payments\"\n\
+             [route.reconcile]\nrequest = \"GET /payments/by-key/{key}\"\nsettle = \"4s\"\n",
         )
         .start();
     let lost = TestRequest::post("/payments").key("k").body("{\"amount\": 5}").fixture("cut=read");

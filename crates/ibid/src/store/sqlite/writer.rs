@@ -45,6 +45,8 @@ pub(super) struct Writer {
     log_look_at: Instant,
     /// Changes of the last group, and how long its COMMIT took.
     last: (usize, Duration),
+    /// `true` if the last group failed: what waited behind it has not waited for work, but for a file that takes none.
+    has_failed: bool,
 }
 
 /// Starts the writer's thread.
@@ -64,6 +66,7 @@ pub(super) fn start(
             is_dirty: true,
             log_look_at: Instant::now(),
             last: (0, Duration::ZERO),
+            has_failed: false,
         };
         writer.serve(&serving);
     })
@@ -107,7 +110,7 @@ impl Writer {
     fn commit(&mut self, mut group: Group) {
         let now = Instant::now();
         let is_late = |job: &mut CommitJob| job.limit.as_ref().is_some_and(|limit| limit.is_over(now));
-        refuse(group.commits.extract_if(.., is_late));
+        refuse(group.commits.extract_if(.., is_late), self.has_failed);
         if group.is_empty() {
             return;
         }
@@ -120,10 +123,12 @@ impl Writer {
                 self.counters.changes.fetch_add(changes as u64, Ordering::Relaxed);
                 self.counters.renewals.fetch_add(leases, Ordering::Relaxed);
                 self.last = (changes, outcomes.flushed_in);
+                self.has_failed = false;
                 outcomes.reply(group);
             }
             Err(failure) => {
                 self.last = (0, Duration::ZERO);
+                self.has_failed = true;
                 failure.reply(group);
             }
         }
@@ -136,7 +141,7 @@ impl Writer {
         // Not before, because another process may have held the write lock for long.
         let now = Instant::now();
         let is_late = |job: &mut CommitJob| job.limit.as_mut().is_some_and(|limit| !limit.claim(now));
-        refuse(group.commits.extract_if(.., is_late));
+        refuse(group.commits.extract_if(.., is_late), false);
         let mut outcomes = match self.apply(group) {
             Ok(outcomes) => outcomes,
             Err((error, kind)) => {
@@ -321,10 +326,17 @@ impl GroupFailure {
     }
 }
 
-/// Refuses changes that were not sent in time.
-fn refuse(late: impl Iterator<Item = CommitJob>) {
+/// Refuses changes that were not sent in time. If they waited behind a group that failed, the file takes no writes: that is no
+/// overload, and the caller must learn of it.
+fn refuse(late: impl Iterator<Item = CommitJob>, has_failed: bool) {
     for job in late {
-        drop(job.reply.send(Err(StoreError::overloaded(NAME, "commit"))));
+        let error = match has_failed {
+            true => {
+                StoreError::transient(NAME, "commit", "not sent in time behind a failed write").unwritten()
+            }
+            false => StoreError::overloaded(NAME, "commit"),
+        };
+        drop(job.reply.send(Err(error)));
     }
 }
 

@@ -30,7 +30,7 @@ impl World {
     /// Waits until nothing is left to do, and asserts that each request was executed and charged exactly once.
     pub(crate) async fn assert_each_ran_once(&self, node: SocketAddr, mut completed: Vec<CompletedRequest>) {
         // No record and no effect is open: 3 is `completed` for a record and `done` for an effect.
-        self.wait_for_rows("select key from ibid_record where state <> 3", &[]).await;
+        self.wait_for_rows("select r.key from ibid_record r where r.state <> 3", &[]).await;
         self.wait_for_rows("select name from ibid_effects where state <> 'done'", &[]).await;
         self.wait_for_rows("select id from payment where status <> 'succeeded' or charge_id is null", &[])
             .await;
@@ -46,7 +46,7 @@ impl World {
         rows.sort();
         assert_eq!(rows, ids, "rows and responses");
         assert_eq!(self.charged_references().await, ids, "charges and responses");
-        let records = self.texts("select key from ibid_record").await;
+        let records = self.texts("select r.key from ibid_record r").await;
         assert_eq!(records.len(), completed.len(), "one record for each key: {records:?}");
         let effects = self.texts("select name from ibid_effects").await;
         let payments = completed.iter().filter(|completed| completed.request.target == "/payments");

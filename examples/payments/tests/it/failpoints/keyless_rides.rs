@@ -84,7 +84,7 @@ async fn run(hit: Hit, database: TestDatabase) -> usize {
                 ["pending", "succeeded"]
             );
             // 5 is `unknown`.
-            assert_eq!(world.texts("select key from ibid_record where state = 5").await, ["k"]);
+            assert_eq!(world.texts("select r.key from ibid_record r where r.state = 5").await, ["k"]);
         }
     }
     let (_, list) = world.provider.get("/charges").await;

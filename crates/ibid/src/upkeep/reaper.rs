@@ -194,7 +194,7 @@ async fn round(
         }
         result = result.and(finished.map(drop));
     }
-    // What the others left of the round is for the records, of which there are most.
+    // Records get what is left of the round, because most rows are theirs.
     let end = limits.map(|limits| (limits.cursors, started + limits.length));
     if are_records_left && end.is_some_and(|(_, end)| Instant::now() < end) {
         let add_step = |step: &ReapStep| {

@@ -144,7 +144,7 @@ const SCANS: &[(&str, &str, &str)] = &[
     ("count_effects.sql", "ibid_effect", "ibid_effect_dead"),
     ("reap_policies.sql", "r", "ibid_record_open"),
     ("ripe_policies.sql", "r", "ibid_record_open"),
-    // What these statements have read, and the states of records.
+    // The output of these statements, and the states of records.
     ("reap_policies.sql", "open", ""),
     ("reap_policies.sql", "overdue", ""),
     ("ripe_policies.sql", "open", ""),

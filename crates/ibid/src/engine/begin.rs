@@ -287,7 +287,7 @@ impl Engine {
     ) -> Result<LeadOrFound<'_>, UnavailableError> {
         let refused = UnavailableError::refused_early(RETRY_AFTER_MIN);
         for _ in 0..JOINS_MAX {
-            let mut join = match self.begin_joins.enter(ask.id, &ask.identity.tenant) {
+            let join = match self.begin_joins.enter(ask.id, &ask.identity.tenant) {
                 BeginRole::Lead(lead) => return Ok(LeadOrFound::Lead(lead)),
                 BeginRole::Join(join) => join,
                 BeginRole::Full => return Err(refused),

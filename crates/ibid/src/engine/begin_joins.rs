@@ -5,24 +5,58 @@
 //! flight, so each duplicate would wait for the commits of all before it.
 
 use std::collections::HashMap;
+use std::pin::pin;
+use std::sync::{Arc, OnceLock};
 
 use foldhash::fast::RandomState;
 use ibid_core::change::StoredRecord;
 use ibid_core::scope::{RecordId, Tenant};
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::tenant_bound::{TenantBound, TenantPermit};
 
 /// The begins of one process that are queued or in flight.
 pub(crate) struct BeginJoins {
-    /// The begins that send their write. Most are alone, so a channel is made for the first begin that joins.
-    leads: Mutex<HashMap<RecordId, Option<ResultSender>, RandomState>>,
+    /// The begins that send their write. Most are alone, so the shared result is made for the first begin that joins.
+    leads: Mutex<HashMap<RecordId, Option<Arc<SharedResult>>, RandomState>>,
     joined: TenantBound,
 }
 
-type ResultSender = watch::Sender<Option<FoundRecord>>;
+/// The result of a begin, for those that have joined it.
+///
+/// They are woken a few at a time, each by the one before it. If 5,000 were woken at once, the requests of other tenants would
+/// wait behind all of them for a thread of the runtime.
+#[derive(Default)]
+struct SharedResult {
+    /// `None` if the begin failed or was dropped.
+    found: OnceLock<Option<FoundRecord>>,
+    wake: Notify,
+}
+
+impl SharedResult {
+    fn publish(&self, found: Option<FoundRecord>) {
+        // The lead publishes once: it leaves the map with the only right to do so.
+        let _ = self.found.set(found);
+        for _ in 0..WOKEN_AT_ONCE {
+            self.wake.notify_one();
+        }
+    }
+
+    async fn wait(&self) -> Option<FoundRecord> {
+        let mut woken = pin!(self.wake.notified());
+        // Registered before the result is looked at, so that no wake is lost. A wake that is not used, because this future
+        // is dropped or has found the result first, goes to another waiter.
+        woken.as_mut().enable();
+        if let Some(found) = self.found.get() {
+            return found.clone();
+        }
+        woken.await;
+        self.wake.notify_one();
+        self.found.get().cloned().flatten()
+    }
+}
 
 /// The record that the store has after a begin, or that was in the begin's way.
 #[derive(Clone, Debug)]
@@ -52,7 +86,7 @@ pub(super) struct BeginLead<'a> {
 
 /// A begin that waits for another one's result.
 pub(super) struct BeginJoin {
-    result: watch::Receiver<Option<FoundRecord>>,
+    result: Arc<SharedResult>,
     _permit: TenantPermit,
 }
 
@@ -71,7 +105,7 @@ impl BeginJoins {
             return BeginRole::Lead(BeginLead { joins: self, id: Some(id) });
         };
         let Ok(permit) = self.joined.take(tenant, 1) else { return BeginRole::Full };
-        let result = lead.get_or_insert_with(|| watch::Sender::new(None)).subscribe();
+        let result = lead.get_or_insert_default().clone();
         BeginRole::Join(BeginJoin { result, _permit: permit })
     }
 }
@@ -80,27 +114,29 @@ impl BeginLead<'_> {
     /// Gives the joined begins the record that they would have found.
     pub(super) fn publish(mut self, stored: Option<&StoredRecord>, sent_at: Instant) {
         if let Some(result) = self.leave() {
-            result.send_replace(Some(FoundRecord { stored: stored.cloned(), sent_at }));
+            result.publish(Some(FoundRecord { stored: stored.cloned(), sent_at }));
         }
     }
 
-    /// Makes way for the next begin, once. Returns the channel to those that have joined this one.
-    fn leave(&mut self) -> Option<ResultSender> {
+    /// Makes way for the next begin, once. Returns the result that those who have joined this one wait for.
+    fn leave(&mut self) -> Option<Arc<SharedResult>> {
         self.joins.leads.lock().remove(&self.id.take()?).flatten()
     }
 }
 
 impl Drop for BeginLead<'_> {
     fn drop(&mut self) {
-        // It leaves before the channel is closed: a begin that learns of a failure must not join the failed one again.
-        drop(self.leave());
+        // It leaves before the failure is known: a begin that learns of it must not join the failed one again.
+        if let Some(result) = self.leave() {
+            result.publish(None);
+        }
     }
 }
 
 impl BeginJoin {
     /// Waits for the other begin's result. Returns `None` if that begin failed or was dropped.
-    pub(super) async fn result(&mut self) -> Option<FoundRecord> {
-        self.result.wait_for(Option::is_some).await.ok()?.clone()
+    pub(super) async fn result(&self) -> Option<FoundRecord> {
+        self.result.wait().await
     }
 }
 
@@ -108,8 +144,18 @@ impl BeginJoin {
 /// many as may be queued for the store.
 const JOINED_MAX: usize = 20_000;
 
+/// Joined begins that are awake at once: enough for every thread of a large machine, and few enough that another tenant's request
+/// waits for well under a millisecond behind them.
+const WOKEN_AT_ONCE: usize = 32;
+
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::{Context, Poll, Wake, Waker};
+
+    use futures_util::FutureExt;
+    use futures_util::future::BoxFuture;
+
     use super::*;
 
     fn id(n: u8) -> RecordId {
@@ -135,7 +181,7 @@ mod tests {
         let joins = BeginJoins::default();
         let first = lead(&joins, 1);
         let _other = lead(&joins, 2);
-        let mut joined = join(&joins, 1);
+        let joined = join(&joins, 1);
         let sent_at = Instant::now();
         first.publish(None, sent_at);
         let result = joined.result().await.expect("a result");
@@ -147,7 +193,7 @@ mod tests {
     async fn a_dropped_begin_leaves_its_place_to_the_next() {
         let joins = BeginJoins::default();
         let first = lead(&joins, 1);
-        let mut joined = join(&joins, 1);
+        let joined = join(&joins, 1);
         drop(first);
         assert!(joined.result().await.is_none());
         drop(lead(&joins, 1));
@@ -159,10 +205,61 @@ mod tests {
         let first = lead(&joins, 1);
         first.publish(None, Instant::now());
         let second = lead(&joins, 1);
-        let mut joined = join(&joins, 1);
+        let joined = join(&joins, 1);
         second.publish(None, Instant::now());
         assert!(joined.result().await.is_some());
         assert!(joins.leads.lock().is_empty());
+    }
+
+    /// A joined begin that is polled by hand.
+    struct Joined {
+        result: BoxFuture<'static, Option<FoundRecord>>,
+        is_woken: Arc<AtomicBool>,
+    }
+
+    impl Joined {
+        fn is_woken(&self) -> bool {
+            self.is_woken.load(Ordering::Relaxed)
+        }
+
+        fn poll(&mut self) -> Poll<Option<FoundRecord>> {
+            let is_woken = self.is_woken.clone();
+            let waker = waker_fn(move || is_woken.store(true, Ordering::Relaxed));
+            self.result.poll_unpin(&mut Context::from_waker(&waker))
+        }
+    }
+
+    fn waker_fn(wake: impl Fn() + Send + Sync + 'static) -> Waker {
+        struct WakeBy<F>(F);
+        impl<F: Fn() + Send + Sync> Wake for WakeBy<F> {
+            fn wake(self: Arc<Self>) {
+                self.0();
+            }
+        }
+        Arc::new(WakeBy(wake)).into()
+    }
+
+    #[test]
+    fn joined_begins_are_woken_a_few_at_a_time() {
+        let joins = BeginJoins::default();
+        let first = lead(&joins, 1);
+        let mut waiting: Vec<Joined> = (0..1000)
+            .map(|_| {
+                let joined = join(&joins, 1);
+                Joined { result: async move { joined.result().await }.boxed(), is_woken: Arc::default() }
+            })
+            .collect();
+        assert!(waiting.iter_mut().all(|joined| joined.poll().is_pending()));
+        first.publish(None, Instant::now());
+        assert_eq!(waiting.iter().filter(|joined| joined.is_woken()).count(), WOKEN_AT_ONCE);
+        // One of the woken ones is dropped; its wake is not lost.
+        let dropped = waiting.iter().position(Joined::is_woken).expect("some are awake");
+        drop(waiting.remove(dropped));
+        while let Some(next) = waiting.iter().position(Joined::is_woken) {
+            assert!(waiting.iter().filter(|joined| joined.is_woken()).count() <= WOKEN_AT_ONCE);
+            assert!(matches!(waiting.remove(next).poll(), Poll::Ready(Some(_))));
+        }
+        assert!(waiting.is_empty(), "{} were never woken", waiting.len());
     }
 
     #[test]

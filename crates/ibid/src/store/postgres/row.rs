@@ -248,7 +248,6 @@ mod tests {
             include_str!("../../record_sql/postgres/lock.sql"),
             include_str!("hot/flight.sql"),
             include_str!("hot/flight_bodies.sql"),
-            include_str!("hot/flight_begin.sql"),
             include_str!("sql/due.sql"),
             include_str!("sql/list.sql"),
             include_str!("sql/list_dead.sql"),

@@ -1,18 +1,8 @@
--- The hot path where only begins wait: flight.sql without finishes. The ids to look for are $2.
+-- The hot path where only begins wait and none of their ids is expected to be taken: flight.sql without finishes and without a
+-- look for taken ids. A taken id fails the statement with a unique violation, and the caller sends the begins by flight.sql.
 with clock as materialized (
   select (extract(epoch from statement_timestamp()) * 1000000)::int8 as now
   where current_setting('ibid.settings', true) = 'on'
-),
-taken as materialized (
-  select r.id, row(r.id, r.count, r.nonce, r.birth, r.owner, r.attempt, r.state, r.flags, r.policy,
-         r.point, r.created_at, r.ran_at, r.completed_at, r.due_at, r.expires_at, r.purge_at,
-         r.fingerprint, r.tenant, r.method, r.path, r.key, r.note, r.status, r.lines,
-         case when r.lines is not null or r.sealed_by is not null then coalesce(r.body, (
-           select b.data from ibid_body b where b.born_at = r.created_at and b.birth = r.birth and b.kind = 1
-         )) end,
-         r.sealed_by) as stored
-  from ibid_record r
-  where r.id = any ($2::uuid[])
 ),
 begun as (
   insert into ibid_record (
@@ -21,8 +11,7 @@ begun as (
   select w.id, w.nonce, c.now, w.policy, c.now + w.keep_us, c.now, w.flags, w.tenant, w.method, w.path, w.key, w.fingerprint,
          w.nonce, c.now + w.lease_us, 1, 2, w.note
   from clock c, unnest($1::ibid_fresh_row[]) w
-  where w.id <> all (array(select id from taken))
   returning ctid as tid
 )
-select c.now, array(select tid from begun), null::int8[], array(select stored from taken)
+select c.now, array(select tid from begun)
 from clock c

@@ -51,6 +51,8 @@ pub enum StoreFault {
     LosesTakeovers,
     /// Every takeover finds its row locked: it is refused, and the record is still due. Other changes are written.
     LocksRows,
+    /// The next takeover finds its row locked, and then the fault is over.
+    LocksNextRow,
     /// Every renewal waits until another mode is set.
     HangsRenewals,
     /// Every load, and every read of due records, waits until another mode is set.
@@ -148,6 +150,9 @@ impl FaultyStore {
             if mode == StoreFault::LosesTakeovers {
                 return Err(StoreError::transient("faulty", "commit", "no answer"));
             }
+            if mode == StoreFault::LocksNextRow {
+                self.set(StoreFault::None);
+            }
             let stored = self.inner.load(change.id).await?;
             return Ok(Commit::Conflict(stored.map(Box::new)));
         }
@@ -211,7 +216,7 @@ impl Store for FaultyStore {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                     Err(StoreError::overloaded("faulty", "commit"))
                 }
-                StoreFault::LosesTakeovers | StoreFault::LocksRows => {
+                StoreFault::LosesTakeovers | StoreFault::LocksRows | StoreFault::LocksNextRow => {
                     self.commit_around_locks(change, mode).await
                 }
                 _ => self.inner.commit(change, send_by).await,

@@ -26,7 +26,9 @@ pub use effect::{
 };
 pub use evidence::{EvidenceVerdict, judge_effect, judge_record};
 pub use request::holds_key;
-pub use upkeep::{DELIVERED_STATE, LOOKUP_STATE, OVERDUE_STATES, SWEPT_STATES, may_be_looked_up};
+pub use upkeep::{
+    DELIVERED_STATE, LOOKUP_STATE, OVERDUE_STATES, SWEPT_STATES, is_resumable, may_be_looked_up,
+};
 
 use crate::change::{BodyKind, Change, Draft, Expect, History, HistoryKind, InstantChange, StoredBody};
 use crate::effect::KEY_WINDOW;

@@ -96,29 +96,12 @@ pub(super) fn mark_key_forgotten(record: &Record, nonce: Nonce) -> Arc<Change> {
 }
 
 /// Decides on [`Event::Resume`](super::Event::Resume): a sweeper that can run the handler takes the record over.
-///
-/// A record that cannot be resumed is left to [`sweep_lapsed`].
 pub(super) fn resume(record: Option<&Record>, nonce: Nonce, careful: bool, now: Timestamp) -> Verdict {
-    match record {
-        Some(record)
-            if !careful
-                && record.state == State::InProgress
-                && record.is_due(now)
-                && record.policy.on_lapse == OnLapse::Resume
-                && !record.flags.asynchronous
-                && may_run_again(record) =>
-        {
-            take_over(record, nonce, "the sweeper")
-        }
-        // The record was released with an in-doubt call, and its client has not retried.
-        Some(record)
-            if !careful
-                && record.state == State::Retryable
-                && record.note.doubt.is_some()
-                && record.is_due(now)
-                && record.policy.on_lapse == OnLapse::Resume
-                && !is_past_key_window(record, now) =>
-        {
+    match record.filter(|record| is_resumable(record, now)) {
+        None => Verdict::Keep(Decision::Ignored),
+        Some(_) if careful => Verdict::Keep(Decision::Wait { overlong: false }),
+        Some(record) if record.state == State::InProgress => take_over(record, nonce, "the sweeper"),
+        Some(record) => {
             let change = rewrite(record, Expect::Due(record.version), nonce, run_again(record, nonce));
             let detail = format!("attempt {} left a call in doubt; resumed by the sweeper", record.attempt);
             Verdict::Write(
@@ -126,8 +109,20 @@ pub(super) fn resume(record: Option<&Record>, nonce: Nonce, careful: bool, now: 
                 Decision::Run { after: record.point },
             )
         }
-        _ => Verdict::Keep(Decision::Ignored),
     }
+}
+
+/// Returns whether a sweeper that can run the handler may take the record over: its run lapsed, or was released with an in-doubt
+/// call and its client has not retried.
+///
+/// A record that cannot be resumed is left to [`sweep_lapsed`].
+pub fn is_resumable(record: &Record, now: Timestamp) -> bool {
+    let rest = match record.state {
+        State::InProgress => !record.flags.asynchronous && may_run_again(record),
+        State::Retryable => record.note.doubt.is_some() && !is_past_key_window(record, now),
+        _ => false,
+    };
+    rest && record.is_due(now) && record.policy.on_lapse == OnLapse::Resume
 }
 
 /// Takes over a lapsed record: the next attempt continues after the last recovery point.

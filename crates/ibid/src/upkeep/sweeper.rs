@@ -128,15 +128,20 @@ async fn resume(ibid: &Ibid, stored: &StoredRecord, runner: &dyn Resume) -> Opti
         return Some(SweepOutcome::Left);
     };
     let request = request?;
+    if !machine::is_resumable(&stored.record, stored.now) {
+        return None;
+    }
     let at = Instant::now();
     let lease = stored.record.policy.lease;
     let resumed = |nonce| Event::Resume { nonce, careful: ibid.engine().is_clock_unsure(lease) };
     let taken = ibid.engine().write_until_done(Some(stored.clone()), GiveUp::Soon, resumed).await;
-    // Its row is locked, or the store refuses it: the next sweep tries again.
-    if taken.refused.is_some() {
-        return Some(SweepOutcome::Left);
-    }
-    let (Decision::Run { after }, Some(taken)) = (taken.decision, taken.stored) else { return None };
+    let (after, taken) = match (taken.decision, taken.stored) {
+        (Decision::Run { after }, Some(taken)) => (after, taken),
+        (Decision::Wait { .. }, _) => return Some(SweepOutcome::HeldBack(lease)),
+        // Its row is locked, or has changed, or the store refuses it: the next sweep tries again. It must not be settled now: a
+        // record that may run again is resumed only while its lease is lapsed.
+        _ => return Some(SweepOutcome::Left),
+    };
     if !request.is_of(&taken.record) {
         release(ibid, taken).await;
         return Some(SweepOutcome::Settled);

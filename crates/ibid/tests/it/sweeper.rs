@@ -66,6 +66,22 @@ async fn a_sweeper_runs_a_lapsed_request_as_it_was_stored() {
     assert_eq!(*runs.lock().unwrap(), ["five"]);
 }
 
+#[tokio::test]
+async fn a_sweeper_resumes_a_locked_record_in_its_next_round() {
+    let store = FaultyStore::new(Arc::new(MemoryStore::new(Clock::system())));
+    let node = Ibid::start(store.clone(), takes_over_at_start()).await.expect("it starts");
+    let runs = Arc::new(Mutex::new(Vec::new()));
+    node.resume_with(Arc::new(Runs { node: node.clone(), requests: runs.clone() }));
+    let name = TestRecord::fresh();
+    put(&*store, &keeping(insert(&name, lapsed_draft(&name)), "five")).await;
+    // The lock is gone before the sweeper could settle the record instead.
+    store.set(StoreFault::LocksNextRow);
+    assert_eq!(upkeep::sweep_once(&node).await.expect("the store answers"), 0);
+    assert_eq!(load(&*store, name.id).await.expect("it is there").record.state, State::InProgress);
+    assert_eq!(upkeep::sweep_once(&node).await.expect("the store answers"), 1);
+    assert_eq!(*runs.lock().unwrap(), ["five"]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_sweeper_without_permits_leaves_the_rest_to_another_node() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new(Clock::system()));

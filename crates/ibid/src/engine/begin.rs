@@ -182,7 +182,7 @@ impl Engine {
         // of duplicates never needs one.
         let mut lead = None;
         if known.is_none() && role != Intent::ReadOnly {
-            match self.lead_or_join(ask, deadline).await? {
+            match self.lead_or_join(ask, at, deadline).await? {
                 LeadOrFound::Lead(entered) => lead = Some(entered),
                 LeadOrFound::Found(found) => return Ok(Step::Found(found)),
             }
@@ -197,7 +197,7 @@ impl Engine {
         };
         let lead = match lead {
             Some(lead) => lead,
-            None => match self.lead_or_join(ask, deadline).await? {
+            None => match self.lead_or_join(ask, at, deadline).await? {
                 LeadOrFound::Lead(lead) => lead,
                 LeadOrFound::Found(found) => return Ok(Step::Found(found)),
             },
@@ -283,12 +283,14 @@ impl Engine {
     async fn lead_or_join(
         &self,
         ask: &BeginRequest,
+        at: Instant,
         deadline: Instant,
     ) -> Result<LeadOrFound<'_>, UnavailableError> {
         let refused = UnavailableError::refused_early(RETRY_AFTER_MIN);
         for _ in 0..JOINS_MAX {
-            let join = match self.begin_joins.enter(ask.id, &ask.identity.tenant) {
+            let join = match self.begin_joins.enter(ask.id, &ask.identity.tenant, at) {
                 BeginRole::Lead(lead) => return Ok(LeadOrFound::Lead(lead)),
+                BeginRole::Found(found) => return Ok(LeadOrFound::Found(found)),
                 BeginRole::Join(join) => join,
                 BeginRole::Full => return Err(refused),
             };

@@ -19,9 +19,21 @@ use super::tenant_bound::{TenantBound, TenantPermit};
 
 /// The begins of one process that are queued or in flight.
 pub(crate) struct BeginJoins {
-    /// The begins that send their write. Most are alone, so the shared result is made for the first begin that joins.
-    leads: Mutex<HashMap<RecordId, Option<Arc<SharedResult>>, RandomState>>,
+    by_id: Mutex<HashMap<RecordId, BeginsOfId, RandomState>>,
     joined: TenantBound,
+}
+
+/// The begins of one record.
+#[derive(Default)]
+struct BeginsOfId {
+    /// True while one of them sends its write.
+    is_led: bool,
+    /// The result of the begin that sends. Most are alone, so it is made for the first begin that joins.
+    result: Option<Arc<SharedResult>>,
+    /// Begins that wait for a result, this one or an earlier one.
+    waiting: usize,
+    /// The last result, while begins wait: one that is woken late knows an older result, and would write in vain.
+    latest: Option<FoundRecord>,
 }
 
 /// The result of a begin, for those that have joined it.
@@ -72,7 +84,9 @@ pub(super) enum BeginRole<'a> {
     /// It is alone, and sends its write.
     Lead(BeginLead<'a>),
     /// Another begin of the record is on its way.
-    Join(BeginJoin),
+    Join(BeginJoin<'a>),
+    /// Another begin of the record has ended since this one last looked, with this result.
+    Found(FoundRecord),
     /// Too many begins wait for others already, in all or of this tenant.
     Full,
 }
@@ -85,58 +99,84 @@ pub(super) struct BeginLead<'a> {
 }
 
 /// A begin that waits for another one's result.
-pub(super) struct BeginJoin {
+pub(super) struct BeginJoin<'a> {
+    joins: &'a BeginJoins,
+    id: RecordId,
     result: Arc<SharedResult>,
     _permit: TenantPermit,
 }
 
 impl Default for BeginJoins {
     fn default() -> Self {
-        BeginJoins { leads: Mutex::default(), joined: TenantBound::new(JOINED_MAX) }
+        BeginJoins { by_id: Mutex::default(), joined: TenantBound::new(JOINED_MAX) }
     }
 }
 
 impl BeginJoins {
-    /// Enters a begin of this record.
-    pub(super) fn enter(&self, id: RecordId, tenant: &Tenant) -> BeginRole<'_> {
-        let mut leads = self.leads.lock();
-        let Some(lead) = leads.get_mut(&id) else {
-            leads.insert(id, None);
+    /// Enters a begin of this record. `at` is from before it read what it knows, or from its start if it knows nothing.
+    pub(super) fn enter(&self, id: RecordId, tenant: &Tenant, at: Instant) -> BeginRole<'_> {
+        let mut by_id = self.by_id.lock();
+        let begins = by_id.entry(id).or_default();
+        if !begins.is_led {
+            if let Some(newer) = begins.latest.as_ref().filter(|latest| latest.sent_at > at) {
+                return BeginRole::Found(newer.clone());
+            }
+            begins.is_led = true;
             return BeginRole::Lead(BeginLead { joins: self, id: Some(id) });
-        };
+        }
         let Ok(permit) = self.joined.take(tenant, 1) else { return BeginRole::Full };
-        let result = lead.get_or_insert_default().clone();
-        BeginRole::Join(BeginJoin { result, _permit: permit })
+        begins.waiting += 1;
+        let result = begins.result.get_or_insert_default().clone();
+        BeginRole::Join(BeginJoin { joins: self, id, result, _permit: permit })
     }
 }
 
 impl BeginLead<'_> {
     /// Gives the joined begins the record that they would have found.
     pub(super) fn publish(mut self, stored: Option<&StoredRecord>, sent_at: Instant) {
-        if let Some(result) = self.leave() {
-            result.publish(Some(FoundRecord { stored: stored.cloned(), sent_at }));
-        }
+        self.leave(|| Some(FoundRecord { stored: stored.cloned(), sent_at }));
     }
 
-    /// Makes way for the next begin, once. Returns the result that those who have joined this one wait for.
-    fn leave(&mut self) -> Option<Arc<SharedResult>> {
-        self.joins.leads.lock().remove(&self.id.take()?).flatten()
+    /// Makes way for the next begin, once, and gives the result to those who have joined this one.
+    fn leave(&mut self, found: impl FnOnce() -> Option<FoundRecord>) {
+        let Some(id) = self.id.take() else { return };
+        let mut by_id = self.joins.by_id.lock();
+        let begins = by_id.get_mut(&id).expect("its begin is led");
+        if begins.waiting == 0 {
+            by_id.remove(&id);
+            return;
+        }
+        let (result, found) = (begins.result.take(), found());
+        (begins.is_led, begins.latest) = (false, found.clone());
+        drop(by_id);
+        if let Some(result) = result {
+            result.publish(found);
+        }
     }
 }
 
 impl Drop for BeginLead<'_> {
     fn drop(&mut self) {
         // It leaves before the failure is known: a begin that learns of it must not join the failed one again.
-        if let Some(result) = self.leave() {
-            result.publish(None);
-        }
+        self.leave(|| None);
     }
 }
 
-impl BeginJoin {
+impl BeginJoin<'_> {
     /// Waits for the other begin's result. Returns `None` if that begin failed or was dropped.
     pub(super) async fn result(&self) -> Option<FoundRecord> {
         self.result.wait().await
+    }
+}
+
+impl Drop for BeginJoin<'_> {
+    fn drop(&mut self) {
+        let mut by_id = self.joins.by_id.lock();
+        let begins = by_id.get_mut(&self.id).expect("a begin waits");
+        begins.waiting -= 1;
+        if begins.waiting == 0 && !begins.is_led {
+            by_id.remove(&self.id);
+        }
     }
 }
 
@@ -152,6 +192,7 @@ const WOKEN_AT_ONCE: usize = 32;
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::task::{Context, Poll, Wake, Waker};
+    use std::time::Duration;
 
     use futures_util::FutureExt;
     use futures_util::future::BoxFuture;
@@ -163,14 +204,14 @@ mod tests {
     }
 
     fn lead(joins: &BeginJoins, n: u8) -> BeginLead<'_> {
-        match joins.enter(id(n), &Tenant::only()) {
+        match joins.enter(id(n), &Tenant::only(), Instant::now()) {
             BeginRole::Lead(lead) => lead,
             _ => panic!("a begin of this record is on its way"),
         }
     }
 
-    fn join(joins: &BeginJoins, n: u8) -> BeginJoin {
-        match joins.enter(id(n), &Tenant::only()) {
+    fn join(joins: &BeginJoins, n: u8) -> BeginJoin<'_> {
+        match joins.enter(id(n), &Tenant::only(), Instant::now()) {
             BeginRole::Join(join) => join,
             _ => panic!("no begin of this record is on its way"),
         }
@@ -208,16 +249,39 @@ mod tests {
         let joined = join(&joins, 1);
         second.publish(None, Instant::now());
         assert!(joined.result().await.is_some());
-        assert!(joins.leads.lock().is_empty());
+        drop(joined);
+        assert!(joins.by_id.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_begin_that_is_woken_late_takes_the_newest_result() {
+        let joins = BeginJoins::default();
+        let first = lead(&joins, 1);
+        let [early, late] = [join(&joins, 1), join(&joins, 1)];
+        let sent_at = Instant::now();
+        first.publish(None, sent_at);
+        assert!(early.result().await.is_some());
+        let BeginRole::Lead(second) = joins.enter(id(1), &Tenant::only(), sent_at) else {
+            panic!("it knows the newest result");
+        };
+        let sent_at_2 = sent_at + Duration::from_micros(1);
+        second.publish(None, sent_at_2);
+        let known_at = late.result().await.expect("a result").sent_at;
+        match joins.enter(id(1), &Tenant::only(), known_at) {
+            BeginRole::Found(found) => assert_eq!((known_at, found.sent_at), (sent_at, sent_at_2)),
+            _ => panic!("it knows less than the second begin found"),
+        }
+        drop((early, late));
+        assert!(joins.by_id.lock().is_empty());
     }
 
     /// A joined begin that is polled by hand.
-    struct Joined {
-        result: BoxFuture<'static, Option<FoundRecord>>,
+    struct PolledJoin<'a> {
+        result: BoxFuture<'a, Option<FoundRecord>>,
         is_woken: Arc<AtomicBool>,
     }
 
-    impl Joined {
+    impl PolledJoin<'_> {
         fn is_woken(&self) -> bool {
             self.is_woken.load(Ordering::Relaxed)
         }
@@ -243,19 +307,19 @@ mod tests {
     fn joined_begins_are_woken_a_few_at_a_time() {
         let joins = BeginJoins::default();
         let first = lead(&joins, 1);
-        let mut waiting: Vec<Joined> = (0..1000)
+        let mut waiting: Vec<PolledJoin<'_>> = (0..1000)
             .map(|_| {
                 let joined = join(&joins, 1);
-                Joined { result: async move { joined.result().await }.boxed(), is_woken: Arc::default() }
+                PolledJoin { result: async move { joined.result().await }.boxed(), is_woken: Arc::default() }
             })
             .collect();
         assert!(waiting.iter_mut().all(|joined| joined.poll().is_pending()));
         first.publish(None, Instant::now());
         assert_eq!(waiting.iter().filter(|joined| joined.is_woken()).count(), WOKEN_AT_ONCE);
         // One of the woken ones is dropped; its wake is not lost.
-        let dropped = waiting.iter().position(Joined::is_woken).expect("some are awake");
+        let dropped = waiting.iter().position(PolledJoin::is_woken).expect("some are awake");
         drop(waiting.remove(dropped));
-        while let Some(next) = waiting.iter().position(Joined::is_woken) {
+        while let Some(next) = waiting.iter().position(PolledJoin::is_woken) {
             assert!(waiting.iter().filter(|joined| joined.is_woken()).count() <= WOKEN_AT_ONCE);
             assert!(matches!(waiting.remove(next).poll(), Poll::Ready(Some(_))));
         }
@@ -268,15 +332,15 @@ mod tests {
         let tenant = |name| Tenant::new(name).expect("a good name");
         let (noisy, other, third) = (tenant("noisy"), tenant("other"), tenant("third"));
         let (_first, _second) = (lead(&joins, 1), lead(&joins, 2));
-        let enter = |n, tenant: &Tenant| match joins.enter(id(n), tenant) {
+        let enter = |n, tenant: &Tenant| match joins.enter(id(n), tenant, Instant::now()) {
             BeginRole::Join(join) => Some(join),
             BeginRole::Full => None,
-            BeginRole::Lead(_) => panic!("no begin of this record is on its way"),
+            BeginRole::Lead(_) | BeginRole::Found(_) => panic!("no begin of this record is on its way"),
         };
         let mut joined: Vec<_> = (0..JOINED_MAX / 2).map(|_| enter(1, &noisy).expect("room")).collect();
         assert!(enter(1, &noisy).is_none(), "it has its half");
         assert!(
-            matches!(joins.enter(id(3), &noisy), BeginRole::Lead(_)),
+            matches!(joins.enter(id(3), &noisy, Instant::now()), BeginRole::Lead(_)),
             "a begin that sends is not refused here"
         );
         joined.extend((0..JOINED_MAX / 2).map(|_| enter(2, &other).expect("the other half")));

@@ -102,10 +102,9 @@ fn check_index_conditions(log: &str, number: usize) {
 const TABLES: [&str; 4] = ["ibid_record", "ibid_body", "ibid_effect", "ibid_event"];
 
 /// Statements, by the beginning of their comment, and the scan that each plan has.
-const PLANS: [(&str, &str); 13] = [
+const PLANS: [(&str, &str); 12] = [
     ("The hot path: begins of new records", "Tid Scan on ibid_record r"),
     ("The hot path where only finishes wait", "Tid Scan on ibid_record r"),
-    ("The hot path where only begins wait", "Index Scan using ibid_record_pkey on ibid_record r"),
     ("Scans records under the policies", "Index Only Scan using ibid_record_reap on ibid_record y"),
     ("Scans records under the policies", "Index Scan using ibid_record_reap on ibid_record x"),
     ("Returns records in one state whose due", "Index Scan using ibid_record_due on ibid_record r"),

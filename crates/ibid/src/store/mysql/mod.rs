@@ -1,7 +1,7 @@
 //! Records in a MySQL or MariaDB database, shared by many processes.
 //!
-//! New records and their finishes are batched: many of them are one text in one packet (`hot/`). Every other change is one
-//! transaction (`plain.rs`). The server's clock sets every instant. A row's own version tells who won a race, never a count
+//! New records and their finishes are batched: many of them are one text in one packet (`hot_path/`). Every other change is one
+//! transaction (`plain_path.rs`). The server's clock sets every instant. A row's own version tells who won a race, never a count
 //! of affected rows, whose meaning depends on the client.
 
 use std::sync::Arc;
@@ -26,24 +26,24 @@ use super::policy_cache::PolicyCache;
 use super::read_only_query::{ReadOnlyQueryError, RowCallback};
 use super::schema_steps::Migration;
 
-mod batch;
 mod browse;
 mod checkup;
 mod connection;
 mod copy;
 mod error;
 mod evidence;
-mod hot;
+mod hot_path;
 mod literal;
 mod migrate;
 mod open;
-mod plain;
+mod plain_path;
 mod policies;
 mod pool;
 mod read;
 mod read_only_query;
 mod reap;
 mod row;
+mod row_source;
 mod sql_store;
 mod target;
 mod tls;

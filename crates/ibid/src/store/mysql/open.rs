@@ -3,7 +3,7 @@
 use mysql_async::Error;
 
 use super::connection::{MysqlConnection, ServerFacts, Variables};
-use super::error::{self, MysqlFailureReach};
+use super::error::{self, MysqlErrorScope};
 use super::migrate;
 use super::row::DbRow;
 use super::target::MysqlTarget;
@@ -320,8 +320,8 @@ pub(super) fn unreachable(target: &MysqlTarget, error: Error) -> MysqlOpenError 
 
 /// Returns the error for a statement that failed while opening.
 pub(super) fn open_error(target: &MysqlTarget, error: Error) -> MysqlOpenError {
-    match error::reach(&error) {
-        MysqlFailureReach::Moment => unreachable(target, error),
+    match error::scope_of(&error) {
+        MysqlErrorScope::Moment => unreachable(target, error),
         _ => MysqlOpenError::Failed { place: target.shown(), source: error.into() },
     }
 }

@@ -13,10 +13,10 @@ use ibid_core::store::{Cursor, Page, RenewOutcome, SetOutcome, StoreError};
 use ibid_core::time::Timestamp;
 use mysql_async::Error;
 
-use super::batch::RowSource;
 use super::connection::MysqlConnection;
-use super::error::{self, MysqlFailureReach, store_error};
+use super::error::{self, MysqlErrorScope, store_error};
 use super::row::{self, DbRow};
+use super::row_source::RowSource;
 use super::{KIND, MysqlCore, literal, policies};
 use crate::store::policy_cache::RowPolicies;
 
@@ -183,7 +183,7 @@ impl Retries {
     /// Waits for a moment and returns `true` if the work may be repeated.
     pub(super) async fn may_follow(&mut self, error: &Error) -> bool {
         self.0 += 1;
-        let may_follow = self.0 < TRIES_MAX && error::reach(error) == MysqlFailureReach::Contended;
+        let may_follow = self.0 < TRIES_MAX && error::scope_of(error) == MysqlErrorScope::Contended;
         if may_follow {
             tokio::time::sleep(PAUSE * self.0).await;
         }

@@ -8,11 +8,11 @@ use ibid_core::sql::Param;
 use ibid_core::store::{Cursor, StoreError};
 use mysql_async::Error;
 
-use super::batch::{self, RowSource};
 use super::connection::MysqlConnection;
-use super::error::{self, MysqlFailureReach};
+use super::error::{self, MysqlErrorScope};
 use super::read::{ListPosition, retrying, statement};
 use super::row::{self, DbRow};
+use super::row_source::{self, RowSource};
 use super::{MysqlCore, literal};
 
 impl MysqlCore {
@@ -117,7 +117,7 @@ impl MysqlCore {
         }
         for (numbers, statements) in [(&going, plan.remove), (&letters, plan.blank)] {
             if !numbers.is_empty() {
-                let source = batch::numbers(numbers.iter().copied());
+                let source = row_source::numbers(numbers.iter().copied());
                 let text = source.within(statements);
                 retrying!(self, OP, |connection| connection.run(&text))?;
             }
@@ -241,7 +241,7 @@ const NO_ID: ibid_core::scope::RecordId = ListPosition::START.id;
 /// Returns whether it failed because of one of its rows, so that others may go.
 fn is_of_one_row(error: &StoreError) -> bool {
     let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<Error>());
-    source.is_some_and(|error| error::is_held(error) || error::reach(error) == MysqlFailureReach::Contended)
+    source.is_some_and(|error| error::is_held(error) || error::scope_of(error) == MysqlErrorScope::Contended)
 }
 
 const OP: &str = "reap";

@@ -161,7 +161,7 @@ mod tests {
         for sql in [
             include_str!("../../record_sql/mysql/read.sql"),
             include_str!("../../record_sql/mysql/lock.sql"),
-            include_str!("hot/landed.sql"),
+            include_str!("hot_path/landed.sql"),
             include_str!("sql/due.sql"),
             include_str!("sql/list.sql"),
             include_str!("sql/list_dead.sql"),

@@ -17,13 +17,13 @@ use tokio_postgres::types::Type;
 
 use super::connection::Param;
 use super::count::{COUNTED_MAX, SMALL_TABLE};
-use super::failure::store_error;
+use super::error::store_error;
 use super::read::{DuePosition, get, next_position, read_rows_of};
 use super::row::{self, SqlId};
-use super::{KIND, StoreCore, policies};
+use super::{KIND, PostgresCore, policies};
 use crate::store::server_pools::PoolTarget;
 
-impl BrowseStore for StoreCore {
+impl BrowseStore for PostgresCore {
     fn list(&self, filter: RecordFilter) -> BoxFuture<'_, Result<Page<StoredRecord>, StoreError>> {
         let piece_rows = if self.target.sizes().slow == 0 { SHARED_PIECE_ROWS } else { PIECE_ROWS };
         Box::pin(self.list_page(filter, LIST_FOR, piece_rows))
@@ -127,7 +127,7 @@ impl FilterParams {
     }
 }
 
-impl StoreCore {
+impl PostgresCore {
     /// Returns one page of a list. No index serves all of a filter, so it reads its order in pieces, and ends the page after
     /// the piece in which the time is over.
     async fn list_page(

@@ -6,8 +6,8 @@ use std::time::Instant;
 use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 
-use super::connection::Connection;
-use super::target::Target;
+use super::connection::PostgresConnection;
+use super::target::PostgresTarget;
 use super::{checkup, migrate};
 use crate::store::checkup::Pooler;
 
@@ -132,7 +132,10 @@ impl PostgresOpenError {
 
 /// Checks that the server takes writes and keeps commits. Every new connection is checked, because after a failover another
 /// server answers, and once a minute each that is in use, because a reload can change the settings of a running server.
-pub(super) async fn check(target: &Target, connection: &Connection) -> Result<(), PostgresOpenError> {
+pub(super) async fn check(
+    target: &PostgresTarget,
+    connection: &PostgresConnection,
+) -> Result<(), PostgresOpenError> {
     let failed = |error| open_error(target, error);
     let rows = connection.query_once(include_str!("sql/look.sql"), &[]).await.map_err(failed)?;
     // The query has no source of rows, so it returns exactly one.
@@ -175,7 +178,7 @@ pub(super) fn is_weak_commit(commit: &str, standbys: &str) -> bool {
 }
 
 /// Creates or upgrades the tables where the options allow it, and looks for a pooler that mixes up prepared statements.
-pub(super) async fn prepare(target: &Target) -> Result<(), PostgresOpenError> {
+pub(super) async fn prepare(target: &PostgresTarget) -> Result<(), PostgresOpenError> {
     let connection = target.connect().await?;
     let applied = migrate::read_schema(target, &connection).await?;
     let (found, known) = (applied.step, migrate::newest_known_step());
@@ -197,13 +200,13 @@ pub(super) async fn prepare(target: &Target) -> Result<(), PostgresOpenError> {
 }
 
 /// Returns the step of the schema; zero if there is none.
-pub(super) async fn schema(target: &Target) -> Result<u32, PostgresOpenError> {
+pub(super) async fn schema(target: &PostgresTarget) -> Result<u32, PostgresOpenError> {
     let connection = target.connect().await?;
     migrate::read_schema(target, &connection).await.map(|applied| applied.step)
 }
 
 /// Returns the error for a connection that failed.
-pub(super) fn unreachable(target: &Target, error: Error) -> PostgresOpenError {
+pub(super) fn unreachable(target: &PostgresTarget, error: Error) -> PostgresOpenError {
     let shown = target.shown();
     let refused = [
         SqlState::INVALID_PASSWORD,
@@ -220,8 +223,8 @@ pub(super) fn unreachable(target: &Target, error: Error) -> PostgresOpenError {
 }
 
 /// Returns the error for a statement that failed while opening.
-pub(super) fn open_error(target: &Target, error: Error) -> PostgresOpenError {
-    if error.is_closed() || super::failure::reach(&error) == super::failure::Reach::Moment {
+pub(super) fn open_error(target: &PostgresTarget, error: Error) -> PostgresOpenError {
+    if error.is_closed() || super::error::scope_of(&error) == super::error::PostgresErrorScope::Moment {
         return unreachable(target, error);
     }
     PostgresOpenError::Failed { place: target.shown(), source: error.into() }

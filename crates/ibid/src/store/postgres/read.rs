@@ -10,13 +10,13 @@ use ibid_core::time::Timestamp;
 use tokio_postgres::types::{FromSql, Type};
 use tokio_postgres::{Error, Row};
 
-use super::connection::{Connection, OPEN_HOT, Param};
-use super::failure::store_error;
+use super::connection::{OPEN_HOT, Param, PostgresConnection};
+use super::error::store_error;
 use super::row::{self, SqlId};
-use super::{KIND, StoreCore, policies};
+use super::{KIND, PostgresCore, policies};
 use crate::store::policy_cache::RowPolicies;
 
-impl StoreCore {
+impl PostgresCore {
     pub(super) async fn load(&self, id: RecordId) -> Result<Option<StoredRecord>, StoreError> {
         const OP: &str = "load";
         let connection = self.pools.short(OP).await?;
@@ -27,7 +27,7 @@ impl StoreCore {
     /// Loads one record in its own transaction.
     pub(super) async fn load_on(
         &self,
-        connection: &Connection,
+        connection: &PostgresConnection,
         id: RecordId,
     ) -> Result<Result<Option<StoredRecord>, UnreadableRowError>, Error> {
         let id = &id.as_bytes()[..];
@@ -38,7 +38,7 @@ impl StoreCore {
     /// Loads one record in the transaction that is open.
     pub(super) async fn load_within(
         &self,
-        connection: &Connection,
+        connection: &PostgresConnection,
         id: RecordId,
     ) -> Result<Result<Option<StoredRecord>, UnreadableRowError>, Error> {
         let id = &id.as_bytes()[..];
@@ -48,7 +48,7 @@ impl StoreCore {
 
     async fn read_one(
         &self,
-        connection: &Connection,
+        connection: &PostgresConnection,
         rows: &[Row],
     ) -> Result<Result<Option<StoredRecord>, UnreadableRowError>, Error> {
         let policies = policies::learn(&self.policies, connection, row::policies_of(rows)).await?;
@@ -276,7 +276,7 @@ pub(super) fn next_position(
 }
 
 /// Returns the server's time.
-pub(super) async fn now(connection: &Connection) -> Result<Timestamp, Error> {
+pub(super) async fn now(connection: &PostgresConnection) -> Result<Timestamp, Error> {
     let rows = connection.query_once(include_str!("sql/now.sql"), &[]).await?;
     // The query has no source of rows, so it returns exactly one.
     rows.first().expect("one row").try_get(0).map(Timestamp::from_micros)

@@ -246,8 +246,8 @@ mod tests {
         for sql in [
             include_str!("../../record_sql/postgres/read.sql"),
             include_str!("../../record_sql/postgres/lock.sql"),
-            include_str!("hot/flight.sql"),
-            include_str!("hot/flight_bodies.sql"),
+            include_str!("hot_path/flight.sql"),
+            include_str!("hot_path/flight_bodies.sql"),
             include_str!("sql/due.sql"),
             include_str!("sql/list.sql"),
             include_str!("sql/list_dead.sql"),

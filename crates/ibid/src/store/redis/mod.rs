@@ -15,8 +15,8 @@
 mod browse;
 mod checkup;
 mod copy;
+mod error;
 mod evidence;
-mod failure;
 mod key;
 mod node;
 mod nodes;
@@ -51,11 +51,11 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use self::copy::BucketMembers;
-use self::failure::Failure;
+use self::error::Failure;
 use self::key::Bucket;
 use self::nodes::Nodes;
 pub use self::open::RedisOpenError;
-use self::order::{Last, Order, OrderPosition};
+use self::order::{Order, OrderPosition, RangeEnd};
 use self::policies::RedisPolicies;
 use self::records::RedisRecords;
 use self::reply::{bytes, number, time};
@@ -238,8 +238,8 @@ impl RedisStore {
         limit: u32,
     ) -> Result<Page<StoredRecord>, Failure> {
         let orders: Vec<Order> = Bucket::all().map(|bucket| state_order(bucket, state)).collect();
-        let due = self.nodes.merge(&orders, after, Last::Now, limit as usize).await?;
-        let loads = self.load_members(due.members.iter().map(|member| member.place.member)).await;
+        let due = self.nodes.merge(&orders, after, RangeEnd::Now, limit as usize).await?;
+        let loads = self.load_members(due.members.iter().map(|member| member.position.member)).await;
         let mut items: Vec<StoredRecord> = self.nodes.reachable(loads)?.into_iter().flatten().collect();
         items.retain(|stored| stored.record.state == state && stored.record.is_due(stored.now));
         Ok(Page { items, next: due.next.map(OrderPosition::cursor) })
@@ -247,11 +247,11 @@ impl RedisStore {
 
     async fn reap_records(&self, after: Option<OrderPosition>, limit: u32) -> Result<ReapStep, Failure> {
         let orders = all_orders();
-        let ripe = self.nodes.merge(&orders, after, Last::Now, limit as usize).await?;
+        let ripe = self.nodes.merge(&orders, after, RangeEnd::Now, limit as usize).await?;
         let removals = ripe.members.iter().map(async |member| {
             let state = orders[member.order].state;
-            let outcome = self.reap_record(&member.place.member, state, false).await?;
-            Ok((outcome, member.place.score))
+            let outcome = self.reap_record(&member.position.member, state, false).await?;
+            Ok((outcome, member.position.score))
         });
         let mut step = ReapStep { next: ripe.next.map(OrderPosition::cursor), ..ReapStep::default() };
         for (outcome, since) in self.nodes.reachable(join_all(removals).await)? {
@@ -281,9 +281,11 @@ impl RedisStore {
         after: Option<OrderPosition>,
         limit: u32,
     ) -> Result<ReapStep, Failure> {
-        let old =
-            self.nodes.merge(&history_orders(), after, Last::Before(micros(keep)), limit as usize).await?;
-        let removals = old.members.iter().map(|member| self.reap_lines(&member.place.member, keep, false));
+        let old = self
+            .nodes
+            .merge(&history_orders(), after, RangeEnd::Before(micros(keep)), limit as usize)
+            .await?;
+        let removals = old.members.iter().map(|member| self.reap_lines(&member.position.member, keep, false));
         let removed = self.nodes.reachable(join_all(removals).await)?;
         let removed = removed.into_iter().sum::<i64>().cast_unsigned();
         Ok(ReapStep { removed, next: old.next.map(OrderPosition::cursor), ..ReapStep::default() })

@@ -102,8 +102,8 @@ impl World {
 
     /// Returns the two ends of a copy that waits at a gate.
     fn ends_behind(self: &Arc<World>, gate: Option<&Arc<Gate>>) -> (CopyEnd, CopyEnd) {
-        let end = |inner: &Arc<MemoryStore>, place: &str, gate| {
-            CopyEnd::new(Arc::new(StepStore { inner: inner.clone(), world: self.clone(), gate }), place)
+        let end = |inner: &Arc<MemoryStore>, display_url: &str, gate| {
+            CopyEnd::new(Arc::new(StepStore { inner: inner.clone(), world: self.clone(), gate }), display_url)
         };
         (end(&self.source, "memory:a", None), end(&self.target, "memory:b", gate.cloned()))
     }
@@ -515,7 +515,7 @@ async fn a_source_is_copied_to_one_target() {
 async fn a_store_that_cannot_be_copied_is_refused_before_a_close() {
     let world = Arc::new(World::new(Duration::ZERO).await);
     let (source, target) = world.ends();
-    let wrap = |end: &CopyEnd| CopyEnd::new(FaultyStore::new(end.store.clone()), &end.place);
+    let wrap = |end: &CopyEnd| CopyEnd::new(FaultyStore::new(end.store.clone()), &end.display_url);
     for (from, to) in [(wrap(&source), target.clone()), (source.clone(), wrap(&target))] {
         let refused = copy(&from, &to, |_| {}).await.expect_err("one of them can't be copied");
         assert!(matches!(&refused, CopyError::Store(error) if !error.is_transient()), "{refused:?}");

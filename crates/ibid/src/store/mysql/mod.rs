@@ -218,13 +218,13 @@ impl MysqlStore {
         read_only_query::read(&target, sql, on_row).await
     }
 
-    /// Returns where `url` leads, without user and password: the form that may be shown and logged.
+    /// Returns `url` without user, password and parameters: the form that may be shown and logged.
     ///
     /// # Errors
     ///
     /// Fails if the URL cannot be parsed.
-    pub fn place_of(url: &str) -> Result<String, MysqlOpenError> {
-        target::shown_url(url)
+    pub fn display_url_of(url: &str) -> Result<String, MysqlOpenError> {
+        target::display_url_of(url)
     }
 
     /// Returns the statements that take a schema from step `from` (0: no tables) to the newest, for an operator to run.
@@ -237,9 +237,9 @@ impl MysqlStore {
         migrate::KNOWN
     }
 
-    /// Returns where the database is, without user and password.
-    pub fn place(&self) -> String {
-        self.core.target.shown()
+    /// Returns the URL of the database without user and password.
+    pub fn display_url(&self) -> String {
+        self.core.target.display_url()
     }
 
     /// Returns how many batches were sent, and how many changes were in them.

@@ -75,7 +75,7 @@ pub(super) async fn read_schema(
     let (has_steps, is_earlier): (bool, bool) =
         (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
     if is_earlier {
-        return Err(PostgresOpenError::EarlierBuild { place: target.shown() });
+        return Err(PostgresOpenError::EarlierBuild { display_url: target.display_url() });
     }
     if !has_steps {
         return Ok(SchemaState::default());
@@ -87,14 +87,14 @@ pub(super) async fn read_schema(
         let stored: &[u8] = row.try_get(1).map_err(failed)?;
         let known = numbered_steps().find(|(known, _)| *known == number);
         if known.is_some_and(|(_, step)| digest(step) != stored) {
-            return Err(PostgresOpenError::Altered { place: target.shown(), number });
+            return Err(PostgresOpenError::Altered { display_url: target.display_url(), number });
         }
         let needs = row.try_get::<_, i32>(2).map_err(failed)?.cast_unsigned();
         applied = SchemaState { step: applied.step.max(number), needs: applied.needs.max(needs) };
     }
     if applied.excludes(newest_known_step()) {
         let (found, known) = (applied.step, newest_known_step());
-        return Err(PostgresOpenError::FromTheFuture { place: target.shown(), found, known });
+        return Err(PostgresOpenError::FromTheFuture { display_url: target.display_url(), found, known });
     }
     Ok(applied)
 }
@@ -147,7 +147,10 @@ async fn run_part(
         }
         tokio::time::sleep(PAUSE).await;
     }
-    Err(PostgresOpenError::Failed { place: target.shown(), source: LockedOut { tries: tries_max }.into() })
+    Err(PostgresOpenError::Failed {
+        display_url: target.display_url(),
+        source: LockedOut { tries: tries_max }.into(),
+    })
 }
 
 /// Runs statements in a transaction. Returns `false`, and ends the transaction, if another session held a lock for too long.
@@ -189,7 +192,10 @@ async fn build_index(
         }
         return connection.run(&format!("select pg_advisory_unlock({LOCK})")).await.map_err(failed);
     }
-    Err(PostgresOpenError::Failed { place: target.shown(), source: LockedOut { tries: tries_max }.into() })
+    Err(PostgresOpenError::Failed {
+        display_url: target.display_url(),
+        source: LockedOut { tries: tries_max }.into(),
+    })
 }
 
 /// A migration that could not have a lock.

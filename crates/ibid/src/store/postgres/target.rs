@@ -72,13 +72,13 @@ impl PostgresTarget {
         }
         match self.excluded_by.load(Ordering::SeqCst) {
             0 => None,
-            found => Some(PostgresOpenError::FromTheFuture { place: self.shown(), found, known }),
+            found => Some(PostgresOpenError::FromTheFuture { display_url: self.display_url(), found, known }),
         }
     }
 
-    /// Returns the address without user and password, as it may be shown and logged.
-    pub(super) fn shown(&self) -> String {
-        shown(&self.config)
+    /// Returns the URL without user and password, as it may be shown and logged.
+    pub(super) fn display_url(&self) -> String {
+        format_display_url(&self.config)
     }
 
     /// Connects to a server that may be written to.
@@ -183,13 +183,13 @@ impl PostgresTarget {
     }
 }
 
-/// Returns where `url` leads, without user and password. It touches nothing but the text.
-pub(super) fn shown_url(url: &str) -> Result<String, PostgresOpenError> {
+/// Returns `url` without user, password and parameters. It touches nothing but the text.
+pub(super) fn display_url_of(url: &str) -> Result<String, PostgresOpenError> {
     let (config, _) = parse_url(url, &mut PostgresOptions::default())?;
-    Ok(shown(&config))
+    Ok(format_display_url(&config))
 }
 
-fn shown(config: &Config) -> String {
+fn format_display_url(config: &Config) -> String {
     let ports = config.get_ports();
     let host = |(index, host): (usize, &Host)| {
         let port = ports.get(index).or(ports.first()).copied().unwrap_or(5432);
@@ -315,9 +315,9 @@ mod tests {
 
     #[test]
     fn a_target_is_shown_without_user_and_password() {
-        let shown = |url: &str| target(url).expect("a URL").shown();
-        assert_eq!(shown("postgres://u:p%40ss@db.example:6432/pay"), "postgres://db.example:6432/pay");
-        assert_eq!(shown("postgresql://u:p@a,b:5433/pay"), "postgres://a:5432,b:5433/pay");
+        let display_url = |url: &str| target(url).expect("a URL").display_url();
+        assert_eq!(display_url("postgres://u:p%40ss@db.example:6432/pay"), "postgres://db.example:6432/pay");
+        assert_eq!(display_url("postgresql://u:p@a,b:5433/pay"), "postgres://a:5432,b:5433/pay");
         assert!(!format!("{:?}", target("postgres://u:hunter2@h/d")).contains("hunter2"));
     }
 }

@@ -126,10 +126,10 @@ impl RedisStore {
     pub async fn open(url: &str, options: RedisOptions) -> Result<RedisStore, RedisOpenError> {
         let mut target = RedisTarget::parse(url)?;
         target.accept_weak_durability |= options.accept_weak_durability;
-        let shown = target.to_string();
+        let display_url = target.to_string();
         let (nodes, _) = Nodes::open(target).await?;
         let store = RedisStore::on(nodes);
-        store.check_layout(shown, options.create).await?;
+        store.check_layout(display_url, options.create).await?;
         tokio::spawn(keep_inspecting(Arc::downgrade(&store.nodes), options.inspect_every));
         Ok(store)
     }
@@ -139,7 +139,7 @@ impl RedisStore {
     /// # Errors
     ///
     /// Fails if the URL cannot be parsed.
-    pub fn place_of(url: &str) -> Result<String, RedisOpenError> {
+    pub fn display_url_of(url: &str) -> Result<String, RedisOpenError> {
         Ok(RedisTarget::parse(url)?.to_string())
     }
 
@@ -177,9 +177,10 @@ impl RedisStore {
         checkup::look(url).await
     }
 
-    async fn check_layout(&self, place: String, create: bool) -> Result<(), RedisOpenError> {
+    async fn check_layout(&self, display_url: String, create: bool) -> Result<(), RedisOpenError> {
         let known = format!("{FORMAT}/{}", key::BUCKETS);
-        let failed = |source| RedisOpenError::Failed { place: place.clone(), source: Box::new(source) };
+        let failed =
+            |source| RedisOpenError::Failed { display_url: display_url.clone(), source: Box::new(source) };
         let stored = match create {
             true => Some(self.put_if_absent(LAYOUT, Bytes::from(known.clone())).await.map_err(failed)?),
             false => self.setting(LAYOUT).await.map_err(failed)?,
@@ -194,9 +195,9 @@ impl RedisStore {
             }
             Some(stored) => {
                 let stored = String::from_utf8_lossy(&stored).into_owned();
-                Err(RedisOpenError::OtherLayout { place, found: stored, known })
+                Err(RedisOpenError::OtherLayout { display_url, found: stored, known })
             }
-            None => Err(RedisOpenError::Empty { place }),
+            None => Err(RedisOpenError::Empty { display_url }),
         }
     }
 

@@ -30,7 +30,7 @@ async fn copied_world() -> (World, Arc<MemoryStore>) {
 async fn copy_all(source: Arc<MemoryStore>) -> Arc<MemoryStore> {
     let (clock, _) = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
     let target = Arc::new(MemoryStore::new(clock));
-    let end = |store: &Arc<MemoryStore>, place: &str| CopyEnd::new(store.clone(), place);
+    let end = |store: &Arc<MemoryStore>, display_url: &str| CopyEnd::new(store.clone(), display_url);
     copy(&end(&source, "memory:a"), &end(&target, "memory:b"), |_| {}).await.expect("it is copied");
     target
 }

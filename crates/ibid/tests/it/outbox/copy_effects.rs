@@ -16,8 +16,8 @@ fn charge(name: &str) -> NewEffect {
     NewEffect::new(name, "charge", name.to_owned()).repeatable()
 }
 
-fn end(store: Arc<dyn Store>, place: &str) -> CopyEnd {
-    CopyEnd::new(store, place)
+fn end(store: Arc<dyn Store>, display_url: &str) -> CopyEnd {
+    CopyEnd::new(store, display_url)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -10,10 +10,11 @@ use mysql_async::Error;
 
 use super::connection::MysqlConnection;
 use super::error::{self, MysqlErrorScope};
-use super::read::{ListPosition, retrying, statement};
+use super::read::{retrying, statement};
 use super::row::{self, DbRow};
 use super::row_source::{self, RowSource};
-use super::{MysqlCore, literal};
+use super::{KIND, MysqlCore, literal};
+use crate::store::record_pages::ListPosition;
 
 impl MysqlCore {
     pub(super) async fn reap_step(
@@ -41,7 +42,7 @@ impl MysqlCore {
     /// Reaps records. If a row of the application refers to one of them and forbids its deletion, or deadlocks stay, each
     /// is reaped in a separate transaction, and only those that can't go stay.
     async fn reap_records(&self, after: Option<Cursor>, limit: i64) -> Result<ReapStep, StoreError> {
-        let from = after.map_or(Ok(ListPosition::START), |cursor| ListPosition::parse(OP, &cursor))?;
+        let from = ListPosition::parse(KIND, OP, after.as_ref())?;
         let mut step = ReapStep::default();
         match self.reap_part(from, limit).await {
             Ok(part) => part.add_to(&mut step, limit),

@@ -212,12 +212,12 @@ mod tests {
     }
 
     /// A joined begin that is polled by hand.
-    struct Joined {
+    struct PolledJoin {
         result: BoxFuture<'static, Option<FoundRecord>>,
         is_woken: Arc<AtomicBool>,
     }
 
-    impl Joined {
+    impl PolledJoin {
         fn is_woken(&self) -> bool {
             self.is_woken.load(Ordering::Relaxed)
         }
@@ -243,19 +243,19 @@ mod tests {
     fn joined_begins_are_woken_a_few_at_a_time() {
         let joins = BeginJoins::default();
         let first = lead(&joins, 1);
-        let mut waiting: Vec<Joined> = (0..1000)
+        let mut waiting: Vec<PolledJoin> = (0..1000)
             .map(|_| {
                 let joined = join(&joins, 1);
-                Joined { result: async move { joined.result().await }.boxed(), is_woken: Arc::default() }
+                PolledJoin { result: async move { joined.result().await }.boxed(), is_woken: Arc::default() }
             })
             .collect();
         assert!(waiting.iter_mut().all(|joined| joined.poll().is_pending()));
         first.publish(None, Instant::now());
         assert_eq!(waiting.iter().filter(|joined| joined.is_woken()).count(), WOKEN_AT_ONCE);
         // One of the woken ones is dropped; its wake is not lost.
-        let dropped = waiting.iter().position(Joined::is_woken).expect("some are awake");
+        let dropped = waiting.iter().position(PolledJoin::is_woken).expect("some are awake");
         drop(waiting.remove(dropped));
-        while let Some(next) = waiting.iter().position(Joined::is_woken) {
+        while let Some(next) = waiting.iter().position(PolledJoin::is_woken) {
             assert!(waiting.iter().filter(|joined| joined.is_woken()).count() <= WOKEN_AT_ONCE);
             assert!(matches!(waiting.remove(next).poll(), Poll::Ready(Some(_))));
         }

@@ -332,16 +332,16 @@ bodies as (
             &flight[start..start + flight[start..].find(to).expect("it ends here")]
         };
         let (clock, end) = (part("with clock", "taken as"), "\nfrom clock c");
-        let begun = part("begun as", ",\ndone as");
+        let begin_part = part("begun as", ",\ndone as");
         let look = "  where w.id <> all (array(select id from taken))\n";
-        assert!(begun.contains(look), "begins look for taken ids as this test expects");
+        assert!(begin_part.contains(look), "begins look for taken ids as this test expects");
         let done = part("done as", "select c.now").replace("$2", "$1");
         assert_eq!(
             [FLIGHT_BEGIN, FLIGHT_FINISH].map(statement),
             [
                 format!(
                     "{clock}{}\nselect c.now, array(select tid from begun){end}",
-                    begun.replace(look, "")
+                    begin_part.replace(look, "")
                 ),
                 format!("{clock}{done}select c.now, null::tid[], array(select nonce from done){end}"),
             ]

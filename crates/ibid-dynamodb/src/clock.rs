@@ -60,22 +60,22 @@ pub enum ClockState {
 
 /// A time of the node's clock, and when it was read.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Moment {
+pub(crate) struct NodeTime {
     pub(crate) time: Timestamp,
     at: Instant,
 }
 
 /// A comparison with the service: at this moment the clock was ahead of it by `low` to `high` microseconds.
 #[derive(Clone, Copy, Debug)]
-struct Reading {
-    moment: Moment,
+struct ClockReading {
+    moment: NodeTime,
     low: i64,
     high: i64,
 }
 
-impl Reading {
+impl ClockReading {
     /// Returns the two bounds for another moment. The monotonic clock tells by how much the clock was set in between.
-    fn bounds_at(&self, moment: Moment) -> (i64, i64) {
+    fn bounds_at(&self, moment: NodeTime) -> (i64, i64) {
         let passed = micros(moment.at.saturating_duration_since(self.moment.at))
             - micros(self.moment.at.saturating_duration_since(moment.at));
         let moved = moment.time.as_micros().saturating_sub(self.moment.time.as_micros());
@@ -94,7 +94,7 @@ pub(crate) struct ClockWatch {
     proof_for: Duration,
     /// The largest difference between two nodes on this table, in microseconds. It only grows.
     skew_max: AtomicI64,
-    last: Mutex<Option<Reading>>,
+    last: Mutex<Option<ClockReading>>,
 }
 
 impl ClockWatch {
@@ -104,8 +104,8 @@ impl ClockWatch {
     }
 
     /// Returns the node's time, whatever is known about it.
-    pub(crate) fn now(&self) -> Moment {
-        Moment { time: self.clock.now(), at: Instant::now() }
+    pub(crate) fn now(&self) -> NodeTime {
+        NodeTime { time: self.clock.now(), at: Instant::now() }
     }
 
     /// Returns an instant that has passed on every node.
@@ -133,7 +133,7 @@ impl ClockWatch {
     }
 
     /// Returns whether leases may be given and judged at this moment.
-    pub(crate) fn trusts(&self, moment: Moment) -> bool {
+    pub(crate) fn trusts(&self, moment: NodeTime) -> bool {
         matches!(self.judge(moment), ClockState::Within(_) | ClockState::Unknown)
     }
 
@@ -142,22 +142,22 @@ impl ClockWatch {
     /// While the clock is not trusted, this is the service's time: the last `Date` and what has passed since by the
     /// monotonic clock. A clock that was set back by the retention would store a result that has expired already, and the
     /// next retry would run again. A result that is kept a second longer does no harm, so the later bound is taken.
-    pub(crate) fn now_for_result(&self) -> Moment {
+    pub(crate) fn now_for_result(&self) -> NodeTime {
         let now = self.now();
         let ahead = self.untrusted_bounds(now).map_or(0, |(low, _)| low);
-        Moment { time: Timestamp::from_micros(now.time.as_micros().saturating_sub(ahead)), ..now }
+        NodeTime { time: Timestamp::from_micros(now.time.as_micros().saturating_sub(ahead)), ..now }
     }
 
     /// Returns by how much the clock is ahead of the service, at least and at most, if it is known and the clock is not
     /// trusted.
-    fn untrusted_bounds(&self, now: Moment) -> Option<(i64, i64)> {
+    fn untrusted_bounds(&self, now: NodeTime) -> Option<(i64, i64)> {
         let last = *self.last.lock();
         last.filter(|_| !self.trusts(now)).map(|reading| reading.bounds_at(now))
     }
 
     /// Returns whether a write was certainly stamped too early by more than the bound: the machine was suspended, and the
     /// reply to the write was the first to show it.
-    pub(crate) fn is_early(&self, stamp: Moment) -> bool {
+    pub(crate) fn is_early(&self, stamp: NodeTime) -> bool {
         self.last.lock().is_some_and(|reading| reading.bounds_at(stamp).1 < -self.half)
     }
 
@@ -166,7 +166,7 @@ impl ClockWatch {
     /// A step of the clock since then counts against the bound at once: T1 (its clock just set back by an hour) would
     /// begin a lease that ends in the past of T2, and T2 would take it over while T1 runs. A machine that was suspended
     /// has no such step, because its monotonic clock stood still as well: the reply to the next request shows it.
-    fn judge(&self, moment: Moment) -> ClockState {
+    fn judge(&self, moment: NodeTime) -> ClockState {
         let Some(reading) = *self.last.lock() else { return ClockState::Unknown };
         let (low, high) = reading.bounds_at(moment);
         let worst = if high.saturating_abs() >= low.saturating_abs() { high } else { low };
@@ -186,7 +186,7 @@ impl ClockWatch {
 
     /// The service read its clock at some instant between request and reply, and `Date` has whole seconds. So the distance
     /// lies between two bounds, and both must be within half of `skew_max`.
-    fn observe_at(&self, arrived: Moment, took: Duration, date: SystemTime) {
+    fn observe_at(&self, arrived: NodeTime, took: Duration, date: SystemTime) {
         let date = micros(date.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO));
         let high = arrived.time.as_micros().saturating_sub(date);
         let low = high.saturating_sub(micros(took + DATE_STEP));
@@ -196,7 +196,7 @@ impl ClockWatch {
         if !is_right && !is_wrong && matches!(before, ClockState::Within(_)) {
             return; // The reply was too slow to tell, and an earlier one has told.
         }
-        *self.last.lock() = Some(Reading { moment: arrived, low, high });
+        *self.last.lock() = Some(ClockReading { moment: arrived, low, high });
         match (before, self.judge(arrived)) {
             (ClockState::Off(_), ClockState::Within(_)) => tracing::info!("this node's clock is right again"),
             (ClockState::Off(_), _) => {}
@@ -256,7 +256,7 @@ mod tests {
     fn the_distance_is_the_worse_of_the_two_bounds() {
         let (watch, _) = watch(0);
         let start = watch.now();
-        let slow = Moment { time: start.time.before(Duration::from_secs(3)), ..start };
+        let slow = NodeTime { time: start.time.before(Duration::from_secs(3)), ..start };
         let date = UNIX_EPOCH + Duration::from_micros(start.time.as_micros().unsigned_abs());
         watch.observe_at(slow, Duration::from_millis(200), date);
         assert_eq!(
@@ -294,7 +294,7 @@ mod tests {
         let (watch, _) = watch(0);
         watch.observe(Duration::ZERO, date());
         let now = watch.now();
-        let later = |by: Duration| Moment { time: now.time.after(by), at: now.at + by };
+        let later = |by: Duration| NodeTime { time: now.time.after(by), at: now.at + by };
         assert!(watch.trusts(later(PROOF_FOR / 2)));
         assert_eq!(watch.judge(later(PROOF_FOR * 2)), ClockState::Unproven);
     }

@@ -18,7 +18,7 @@ use sha2::{Digest, Sha256};
 
 use crate::client::{Failure, is_transaction_throttled, run_all, send, send_if};
 use crate::item::{Item, Update, binary, get_bytes, get_number, get_text, key, number, string};
-use crate::order::{Entry, Order};
+use crate::order::{Order, OrderEntry};
 use crate::{DynamoStore, NAME};
 
 impl EvidenceStore for DynamoStore {
@@ -53,7 +53,7 @@ impl EvidenceStore for DynamoStore {
                 EvidenceQuery::All => {
                     let order = Order::open_evidence(self.shards);
                     let (entries, has_more) = self.entries(OP, &order, LATEST, after, limit).await?;
-                    let next = entries.last().filter(|_| has_more).map(Entry::cursor);
+                    let next = entries.last().filter(|_| has_more).map(OrderEntry::cursor);
                     let gets = entries.iter().map(|entry| -> BoxFuture<'_, _> {
                         Box::pin(self.get(OP, key(&entry.id, &entry.kind)))
                     });
@@ -63,12 +63,12 @@ impl EvidenceStore for DynamoStore {
                     return Ok(Page { items: stored.collect(), next });
                 }
             };
-            let after = after.as_ref().and_then(Entry::of_cursor);
+            let after = after.as_ref().and_then(OrderEntry::of_cursor);
             let items = self.query(OP, id, "e#", None).await?;
-            let mut open: Vec<(Entry, StoredEvidence)> = items
+            let mut open: Vec<(OrderEntry, StoredEvidence)> = items
                 .iter()
                 .filter_map(|item| {
-                    let entry = Entry {
+                    let entry = OrderEntry {
                         at: get_number(item, "c")?,
                         id: *id.as_bytes(),
                         kind: get_text(item, "k")?.to_owned(),
@@ -212,7 +212,7 @@ impl DynamoStore {
     }
 
     /// Removes evidence whose time is over, with its pointer. Returns whether it was still there.
-    async fn purge_one(&self, op: &'static str, entry: &Entry) -> Result<bool, StoreError> {
+    async fn purge_one(&self, op: &'static str, entry: &OrderEntry) -> Result<bool, StoreError> {
         let item = self.get(op, key(&entry.id, &entry.kind)).await?;
         let Some(stored) =
             item.as_ref().filter(|item| get_number(item, "ra") == Some(entry.at)).and_then(read_evidence)

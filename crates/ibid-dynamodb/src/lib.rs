@@ -58,14 +58,14 @@ use ibid_core::store::{
 };
 
 pub use clock::{ClockState, NodeClock};
-pub use open::{DynamoOptions, OpenError, SKEW_MAX_DEFAULT, SKEW_MAX_LEAST, SKEW_MAX_MOST};
+pub use open::{DynamoOpenError, DynamoOptions, SKEW_MAX_DEFAULT, SKEW_MAX_LEAST, SKEW_MAX_MOST};
 pub use order::Shards;
 pub use table::{
     TableCheckup, TableError, cloud_formation, create_table, inspect_table, is_ttl_on, terraform,
 };
-pub use url::UrlError;
+pub use url::DynamoUrlError;
 
-use clock::{ClockWatch, Moment};
+use clock::{ClockWatch, NodeTime};
 use history::LinesInDoubt;
 use policies::Policies;
 use skew::SkewReads;
@@ -97,7 +97,7 @@ impl DynamoStore {
     /// # Errors
     ///
     /// Fails, and nothing is sent, while the node's clock is too far off.
-    async fn trusted_now(&self, op: &'static str) -> Result<Moment, StoreError> {
+    async fn trusted_now(&self, op: &'static str) -> Result<NodeTime, StoreError> {
         if !self.watch.trusts(self.watch.now()) || self.skew.is_stale() {
             // Any reply shows whether the clock is right again.
             self.read_skew(op).await.map_err(StoreError::unwritten)?;

@@ -80,7 +80,7 @@ impl DynamoStore {
     /// # Cancel safety
     ///
     /// As for [`DynamoStore::open_with`].
-    pub async fn open(options: DynamoOptions) -> Result<DynamoStore, OpenError> {
+    pub async fn open(options: DynamoOptions) -> Result<DynamoStore, DynamoOpenError> {
         let config = options.load_sdk_config().await;
         DynamoStore::open_with(&config, options).await
     }
@@ -96,11 +96,14 @@ impl DynamoStore {
     ///
     /// If the future is dropped midway, the settings of the table, which the first process writes, may be written or not.
     /// The next open agrees with them or writes the rest.
-    pub async fn open_with(config: &SdkConfig, options: DynamoOptions) -> Result<DynamoStore, OpenError> {
+    pub async fn open_with(
+        config: &SdkConfig,
+        options: DynamoOptions,
+    ) -> Result<DynamoStore, DynamoOpenError> {
         let (wanted, skew_max) = (options.shards, options.skew_max);
         let mut store = DynamoStore::on_table(config, options).await?;
         match store.read_clock().await? {
-            ClockState::Off(micros) => return Err(OpenError::ClockOff { micros, limit: skew_max / 2 }),
+            ClockState::Off(micros) => return Err(DynamoOpenError::ClockOff { micros, limit: skew_max / 2 }),
             ClockState::Unknown => {
                 tracing::warn!(
                     ?skew_max,
@@ -123,7 +126,7 @@ impl DynamoStore {
     /// # Cancel safety
     ///
     /// Cancel safe: it only reads.
-    pub async fn inspect(config: &SdkConfig, options: DynamoOptions) -> Result<DynamoStore, OpenError> {
+    pub async fn inspect(config: &SdkConfig, options: DynamoOptions) -> Result<DynamoStore, DynamoOpenError> {
         let (wanted, skew_max) = (options.shards, options.skew_max);
         let mut store = DynamoStore::on_table(config, options).await?;
         if let Some(stored) = store.setting(SHARDS).await? {
@@ -134,15 +137,15 @@ impl DynamoStore {
         Ok(store)
     }
 
-    async fn on_table(config: &SdkConfig, options: DynamoOptions) -> Result<DynamoStore, OpenError> {
+    async fn on_table(config: &SdkConfig, options: DynamoOptions) -> Result<DynamoStore, DynamoOpenError> {
         if !(SKEW_MAX_LEAST..=SKEW_MAX_MOST).contains(&options.skew_max) {
-            return Err(OpenError::SkewOutOfRange(options.skew_max));
+            return Err(DynamoOpenError::SkewOutOfRange(options.skew_max));
         }
         let watch = Arc::new(ClockWatch::new(options.clock, options.skew_max, options.clock_proven_for));
         let client = connect(config, watch.clone());
         match wait_until_active(&client, &options.table, false).await? {
-            TableCheckup::Missing => return Err(OpenError::Missing(options.table)),
-            TableCheckup::Unfit(why) => return Err(OpenError::Unfit { table: options.table, why }),
+            TableCheckup::Missing => return Err(DynamoOpenError::Missing(options.table)),
+            TableCheckup::Unfit(why) => return Err(DynamoOpenError::Unfit { table: options.table, why }),
             TableCheckup::Creating | TableCheckup::Fit => {}
         }
         Ok(DynamoStore {
@@ -157,14 +160,14 @@ impl DynamoStore {
     }
 
     /// The first node that opens a table sets its number of shards, and it stays: an entry is looked for where it was written.
-    async fn agree_on_shards(&self, wanted: Option<Shards>) -> Result<Shards, OpenError> {
+    async fn agree_on_shards(&self, wanted: Option<Shards>) -> Result<Shards, DynamoOpenError> {
         let ours = wanted.unwrap_or(Shards::MAX);
         let stored = self.put_if_absent(SHARDS, Bytes::from(ours.count().to_string())).await?;
         compare_shards(&stored, wanted)
     }
 
     /// Compares the clock with the service's. The first reply is slow, because the connection is new, so others follow.
-    async fn read_clock(&self) -> Result<ClockState, OpenError> {
+    async fn read_clock(&self) -> Result<ClockState, DynamoOpenError> {
         for _ in 0..CLOCK_READINGS {
             self.read_skew("read the clock").await?;
             if self.watch.trusts(self.watch.now()) {
@@ -175,12 +178,12 @@ impl DynamoStore {
     }
 }
 
-fn compare_shards(stored: &[u8], wanted: Option<Shards>) -> Result<Shards, OpenError> {
+fn compare_shards(stored: &[u8], wanted: Option<Shards>) -> Result<Shards, DynamoOpenError> {
     let stored = std::str::from_utf8(stored).ok().and_then(|count| count.parse().ok()).and_then(Shards::new);
     match (stored, wanted) {
-        (None, _) => Err(OpenError::UnknownFormat),
+        (None, _) => Err(DynamoOpenError::UnknownFormat),
         (Some(stored), Some(wanted)) if stored != wanted => {
-            Err(OpenError::OtherShards { stored: stored.count(), wanted: wanted.count() })
+            Err(DynamoOpenError::OtherShards { stored: stored.count(), wanted: wanted.count() })
         }
         (Some(stored), _) => Ok(stored),
     }
@@ -189,7 +192,7 @@ fn compare_shards(stored: &[u8], wanted: Option<Shards>) -> Result<Shards, OpenE
 /// The store can't be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum OpenError {
+pub enum DynamoOpenError {
     /// There is no such table.
     #[error("there is no table `{0}`; run `ibid migrate`")]
     Missing(String),
@@ -241,13 +244,13 @@ pub enum OpenError {
     Store(#[from] StoreError),
 }
 
-impl OpenError {
+impl DynamoOpenError {
     /// Returns whether a later try may succeed.
     pub fn is_retryable(&self) -> bool {
         match self {
-            OpenError::Table(error) => error.is_retryable(),
-            OpenError::Store(error) => error.is_transient(),
-            OpenError::ClockOff { .. } => true,
+            DynamoOpenError::Table(error) => error.is_retryable(),
+            DynamoOpenError::Store(error) => error.is_transient(),
+            DynamoOpenError::ClockOff { .. } => true,
             _ => false,
         }
     }

@@ -107,22 +107,22 @@ impl Order {
 
 /// An entry of an order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Entry {
+pub(crate) struct OrderEntry {
     pub(crate) at: i64,
     pub(crate) id: [u8; RecordId::LEN],
     pub(crate) kind: String,
 }
 
-impl Entry {
+impl OrderEntry {
     pub(crate) fn cursor(&self) -> Cursor {
         Cursor([&self.at.to_be_bytes()[..], &self.id, self.kind.as_bytes()].concat().into())
     }
 
-    pub(crate) fn of_cursor(cursor: &Cursor) -> Option<Entry> {
+    pub(crate) fn of_cursor(cursor: &Cursor) -> Option<OrderEntry> {
         let (at, rest) = cursor.0.split_first_chunk()?;
         let (id, kind) = rest.split_first_chunk()?;
         let kind = std::str::from_utf8(kind).ok()?.to_owned();
-        Some(Entry { at: i64::from_be_bytes(*at), id: *id, kind })
+        Some(OrderEntry { at: i64::from_be_bytes(*at), id: *id, kind })
     }
 
     pub(crate) fn record_id(&self) -> RecordId {
@@ -142,8 +142,8 @@ impl DynamoStore {
         until: Timestamp,
         after: Option<Cursor>,
         limit: u32,
-    ) -> Result<(Vec<Entry>, bool), StoreError> {
-        let after = after.as_ref().and_then(Entry::of_cursor);
+    ) -> Result<(Vec<OrderEntry>, bool), StoreError> {
+        let after = after.as_ref().and_then(OrderEntry::of_cursor);
         let from = after.as_ref().map_or(i64::MIN, |after| after.at);
         if limit == 0 || from > until.as_micros() {
             return Ok((Vec::new(), false));
@@ -154,10 +154,10 @@ impl DynamoStore {
             let hash = format!("{}#{shard:02x}", order.class);
             Box::pin(self.entries_of_shard(op, order, hash, (from, until.as_micros()), after, share))
         });
-        let pieces: Vec<Vec<Entry>> = run_all(shards.collect(), QUERIES_AT_ONCE).await?;
+        let pieces: Vec<Vec<OrderEntry>> = run_all(shards.collect(), QUERIES_AT_ONCE).await?;
         let ends = pieces.iter().filter(|piece| piece.len() >= share).filter_map(|piece| piece.last());
         let end = ends.min().cloned();
-        let mut entries: Vec<Entry> = pieces.into_iter().flatten().collect();
+        let mut entries: Vec<OrderEntry> = pieces.into_iter().flatten().collect();
         entries.sort_unstable();
         let known = end.as_ref().map_or(entries.len(), |end| entries.partition_point(|entry| entry <= end));
         let has_more = end.is_some() || known > limit;
@@ -171,9 +171,9 @@ impl DynamoStore {
         order: &Order,
         hash: String,
         (from, until): (i64, i64),
-        after: Option<&Entry>,
+        after: Option<&OrderEntry>,
         limit: usize,
-    ) -> Result<Vec<Entry>, StoreError> {
+    ) -> Result<Vec<OrderEntry>, StoreError> {
         let mut entries = Vec::new();
         let mut start = None;
         loop {
@@ -202,7 +202,7 @@ impl DynamoStore {
                 ) else {
                     continue;
                 };
-                let entry = Entry { at, id, kind: kind.to_owned() };
+                let entry = OrderEntry { at, id, kind: kind.to_owned() };
                 if after.is_none_or(|after| entry > *after) {
                     entries.push(entry);
                 }

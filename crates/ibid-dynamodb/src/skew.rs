@@ -12,7 +12,7 @@ use bytes::Bytes;
 use ibid_core::store::{Store, StoreError};
 use parking_lot::Mutex;
 
-use crate::open::OpenError;
+use crate::open::DynamoOpenError;
 use crate::{DynamoStore, NAME};
 
 /// The reads of the setting.
@@ -64,7 +64,7 @@ impl DynamoStore {
     }
 
     /// Agrees on the value with all nodes, and waits if it was raised. A node with a smaller value than others is refused.
-    pub(crate) async fn agree_on_skew(&self, ours: Duration) -> Result<(), OpenError> {
+    pub(crate) async fn agree_on_skew(&self, ours: Duration) -> Result<(), DynamoOpenError> {
         for _ in 0..TRIES_MAX {
             let stored = self.put_if_absent(SKEW, text_of(ours)).await?;
             if compare(&stored, ours)? == Ordering::Less {
@@ -82,11 +82,11 @@ impl DynamoStore {
             tokio::time::sleep(wait).await;
             let _ = self.compare_and_set(IN_FORCE, Some(in_force), text_of(ours)).await?;
         }
-        Err(OpenError::UnknownFormat)
+        Err(DynamoOpenError::UnknownFormat)
     }
 
     /// Compares the value with that of the table, if it has one.
-    pub(crate) async fn check_skew(&self, ours: Duration) -> Result<(), OpenError> {
+    pub(crate) async fn check_skew(&self, ours: Duration) -> Result<(), DynamoOpenError> {
         let stored = self.setting(SKEW).await?;
         stored.map_or(Ok(()), |stored| compare(&stored, ours).map(drop))
     }
@@ -97,10 +97,10 @@ impl DynamoStore {
 /// # Errors
 ///
 /// Fails if it is greater.
-fn compare(stored: &[u8], ours: Duration) -> Result<Ordering, OpenError> {
-    let stored = parse(stored).ok_or(OpenError::UnknownFormat)?;
+fn compare(stored: &[u8], ours: Duration) -> Result<Ordering, DynamoOpenError> {
+    let stored = parse(stored).ok_or(DynamoOpenError::UnknownFormat)?;
     match stored.cmp(&ours) {
-        Ordering::Greater => Err(OpenError::SmallerSkew { stored, ours }),
+        Ordering::Greater => Err(DynamoOpenError::SmallerSkew { stored, ours }),
         order => Ok(order),
     }
 }

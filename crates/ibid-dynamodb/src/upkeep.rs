@@ -19,7 +19,7 @@ use crate::item::{
     Item, RECORD, RESPONSE, ReapInstants, Update, get_id, get_number, get_version, is_in_state, is_tombstone,
     key, number, version,
 };
-use crate::order::{Entry, Order};
+use crate::order::{Order, OrderEntry};
 
 impl DynamoStore {
     /// While the clock is off, no lease moves: a clock that is slow would shorten it, and another node take it over.
@@ -83,8 +83,8 @@ impl DynamoStore {
         let past = self.watch.past();
         let order = Order::due(state, self.shards);
         let (entries, has_more) = self.entries(OP, &order, past, after, limit).await?;
-        let next = entries.last().filter(|_| has_more).map(Entry::cursor);
-        let ids: Vec<RecordId> = entries.iter().map(Entry::record_id).collect();
+        let next = entries.last().filter(|_| has_more).map(OrderEntry::cursor);
+        let ids: Vec<RecordId> = entries.iter().map(OrderEntry::record_id).collect();
         let mut items = self.get_records(OP, &ids).await?;
         // The index may be behind: only what the item itself says counts.
         items.retain(|_, item| {
@@ -125,7 +125,7 @@ impl DynamoStore {
         let past = self.watch.past();
         let order = Order::reap_records(self.shards);
         let (entries, has_more) = self.entries(REAP, &order, past, after, limit).await?;
-        let ids: Vec<RecordId> = entries.iter().map(Entry::record_id).collect();
+        let ids: Vec<RecordId> = entries.iter().map(OrderEntry::record_id).collect();
         let items = self.get_records(REAP, &ids).await?;
         let steps = items.values().map(|item| -> BoxFuture<'_, _> { Box::pin(self.reap_record(item, past)) });
         let steps: Vec<ReapAction> = run_all(steps.collect(), REAPS_AT_ONCE).await?;
@@ -133,7 +133,7 @@ impl DynamoStore {
         Ok(ReapStep {
             stripped: count(ReapAction::Stripped),
             removed: count(ReapAction::Removed),
-            next: entries.last().filter(|_| has_more).map(Entry::cursor),
+            next: entries.last().filter(|_| has_more).map(OrderEntry::cursor),
             behind: entries.first().map(|first| past.since(Timestamp::from_micros(first.at))),
             // `took` stays zero: no other writer waits for a step.
             ..ReapStep::default()
@@ -218,12 +218,12 @@ impl DynamoStore {
         keep: Duration,
         after: Option<Cursor>,
         limit: u32,
-    ) -> Result<(Vec<Entry>, Option<Cursor>), StoreError> {
+    ) -> Result<(Vec<OrderEntry>, Option<Cursor>), StoreError> {
         let order = Order::history(self.shards);
         let (mut entries, has_more) =
             self.entries(REAP, &order, self.watch.past().before(keep), after, limit).await?;
-        let next = entries.last().filter(|_| has_more).map(Entry::cursor);
-        let mut ids: Vec<RecordId> = entries.iter().map(Entry::record_id).collect();
+        let next = entries.last().filter(|_| has_more).map(OrderEntry::cursor);
+        let mut ids: Vec<RecordId> = entries.iter().map(OrderEntry::record_id).collect();
         ids.sort_unstable();
         ids.dedup();
         let live = self.get_records(REAP, &ids).await?;
@@ -239,7 +239,7 @@ impl DynamoStore {
                 ReapTarget::Records => {
                     let order = Order::reap_records(self.shards);
                     let (entries, has_more) = self.entries(REAP, &order, past, after, PREVIEW_PAGE).await?;
-                    let ids: Vec<RecordId> = entries.iter().map(Entry::record_id).collect();
+                    let ids: Vec<RecordId> = entries.iter().map(OrderEntry::record_id).collect();
                     for item in self.get_records(REAP, &ids).await?.values() {
                         match next_step(item, past) {
                             ReapAction::Kept => {}
@@ -247,7 +247,7 @@ impl DynamoStore {
                             ReapAction::Removed => count.remove += 1,
                         }
                     }
-                    after = entries.last().filter(|_| has_more).map(Entry::cursor);
+                    after = entries.last().filter(|_| has_more).map(OrderEntry::cursor);
                 }
                 ReapTarget::History { keep } => {
                     let (orphans, next) = self.orphaned_history(keep, after, PREVIEW_PAGE).await?;

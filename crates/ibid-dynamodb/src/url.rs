@@ -11,12 +11,12 @@ impl DynamoOptions {
     /// # Errors
     ///
     /// Fails if it has another form, names no table, or has a parameter that is unknown or out of range.
-    pub fn from_url(url: &str) -> Result<DynamoOptions, UrlError> {
-        let rest = url.strip_prefix("dynamodb://").ok_or(UrlError::Form)?;
+    pub fn from_url(url: &str) -> Result<DynamoOptions, DynamoUrlError> {
+        let rest = url.strip_prefix("dynamodb://").ok_or(DynamoUrlError::Form)?;
         let (table, parameters) = rest.split_once('?').unwrap_or((rest, ""));
         let is_name = |char: char| char.is_ascii_alphanumeric() || matches!(char, '_' | '-' | '.');
         if !(3..=255).contains(&table.len()) || !table.chars().all(is_name) {
-            return Err(UrlError::Table);
+            return Err(DynamoUrlError::Table);
         }
         let mut options = DynamoOptions::new(table);
         for parameter in parameters.split('&').filter(|parameter| !parameter.is_empty()) {
@@ -27,13 +27,13 @@ impl DynamoOptions {
                 "skew_max" => {
                     let range = SKEW_MAX_LEAST..=SKEW_MAX_MOST;
                     let length = parse_length(value).filter(|length| range.contains(length));
-                    options.skew_max = length.ok_or(UrlError::SkewMax)?;
+                    options.skew_max = length.ok_or(DynamoUrlError::SkewMax)?;
                 }
                 "shards" => {
                     let shards = value.parse().ok().and_then(Shards::new);
-                    options.shards = Some(shards.ok_or(UrlError::Shards)?);
+                    options.shards = Some(shards.ok_or(DynamoUrlError::Shards)?);
                 }
-                _ => return Err(UrlError::Parameter(name.to_owned())),
+                _ => return Err(DynamoUrlError::Parameter(name.to_owned())),
             }
         }
         Ok(options)
@@ -54,7 +54,7 @@ fn parse_length(text: &str) -> Option<Duration> {
 /// The text is not the URL of a DynamoDB store.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum UrlError {
+pub enum DynamoUrlError {
     /// It has another form.
     #[error("write `dynamodb://TABLE?region=REGION`")]
     Form,
@@ -91,15 +91,23 @@ mod tests {
     #[test]
     fn what_is_not_such_a_url_is_refused_with_a_reason() {
         let refusal = |url: &str| DynamoOptions::from_url(url).expect_err("a bad URL");
-        assert_eq!(refusal("dynamo://ibid"), UrlError::Form);
-        assert_eq!(refusal("dynamodb://"), UrlError::Table);
-        assert_eq!(refusal("dynamodb://a/b"), UrlError::Table);
+        assert_eq!(refusal("dynamo://ibid"), DynamoUrlError::Form);
+        assert_eq!(refusal("dynamodb://"), DynamoUrlError::Table);
+        assert_eq!(refusal("dynamodb://a/b"), DynamoUrlError::Table);
         for skew in ["4999ms", "11m", "5", "x", "", "99999999999s"] {
-            assert_eq!(refusal(&format!("dynamodb://ibid?skew_max={skew}")), UrlError::SkewMax, "{skew}");
+            assert_eq!(
+                refusal(&format!("dynamodb://ibid?skew_max={skew}")),
+                DynamoUrlError::SkewMax,
+                "{skew}"
+            );
         }
         for shards in ["0", "257", "many"] {
-            assert_eq!(refusal(&format!("dynamodb://ibid?shards={shards}")), UrlError::Shards, "{shards}");
+            assert_eq!(
+                refusal(&format!("dynamodb://ibid?shards={shards}")),
+                DynamoUrlError::Shards,
+                "{shards}"
+            );
         }
-        assert_eq!(refusal("dynamodb://ibid?regio=x"), UrlError::Parameter("regio".to_owned()));
+        assert_eq!(refusal("dynamodb://ibid?regio=x"), DynamoUrlError::Parameter("regio".to_owned()));
     }
 }

@@ -24,7 +24,7 @@ pub(crate) async fn run(args: &CopyArgs, out: &mut dyn Write, talk: &mut dyn Wri
         copy::cancel(&source, &target).await.map_err(copy_failure)?;
         return match args.json {
             true => print_json(out, &json!({ "cancelled": true })),
-            false => print_line(out, format_args!("cancelled: `{}` is open again", source.place)),
+            false => print_line(out, format_args!("cancelled: `{}` is open again", source.display_url)),
         };
     }
     let mut watcher = Watcher { talk, bar: progress::bar(None, args.json), last: None };
@@ -98,7 +98,7 @@ fn print_report(
     fields.push(("left behind, which the target can't hold", report.left_behind.to_string()));
     fields.push(("clock of the target, ahead by", format!("{} µs", report.shift_us)));
     print_fields(out, &fields)?;
-    print_line(out, format_args!("`{}` is open: start the nodes on it", target.place))
+    print_line(out, format_args!("`{}` is open: start the nodes on it", target.display_url))
 }
 
 fn json_name(part: CopiedPart) -> &'static str {

@@ -50,7 +50,7 @@ pub(super) fn read(
             return None;
         }
     };
-    match front::place_of(&url) {
+    match front::display_url_of(&url) {
         Ok(shown) => Some(FrontConfig { url: ServerUrl::new(url, shown), timeout }),
         Err(failure) => {
             reader.keep(line, at(&position, failure));

@@ -84,13 +84,14 @@ impl StoreUrl {
             "dynamodb" if !cfg!(feature = "dynamodb") => Err(lacks(scheme, "dynamodb")),
             "redis" | "rediss" if !cfg!(feature = "redis") => Err(lacks(scheme, "redis")),
             "postgres" | "postgresql" => {
-                let server = ServerUrl::parse(text, PostgresStore::place_of(text), "a PostgreSQL database");
+                let server =
+                    ServerUrl::parse(text, PostgresStore::display_url_of(text), "a PostgreSQL database");
                 server.map(StoreUrl::Postgres)
             }
             #[cfg(feature = "mysql")]
             "mysql" => {
                 let server =
-                    ServerUrl::parse(text, MysqlStore::place_of(text), "a MySQL or MariaDB database");
+                    ServerUrl::parse(text, MysqlStore::display_url_of(text), "a MySQL or MariaDB database");
                 server.map(StoreUrl::Mysql)
             }
             #[cfg(feature = "dynamodb")]
@@ -100,7 +101,7 @@ impl StoreUrl {
             },
             #[cfg(feature = "redis")]
             "redis" | "rediss" => {
-                ServerUrl::parse(text, RedisStore::place_of(text), "a Redis store").map(StoreUrl::Redis)
+                ServerUrl::parse(text, RedisStore::display_url_of(text), "a Redis store").map(StoreUrl::Redis)
             }
             _ => Err(Failure::usage("is not the URL of a store").hint(form)),
         }

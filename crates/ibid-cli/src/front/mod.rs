@@ -7,9 +7,9 @@ mod redis;
 mod without_redis;
 
 #[cfg(feature = "redis")]
-pub(crate) use redis::{look_at_front, open_front, place_of};
+pub(crate) use redis::{display_url_of, look_at_front, open_front};
 #[cfg(not(feature = "redis"))]
-pub(crate) use without_redis::{look_at_front, open_front, place_of};
+pub(crate) use without_redis::{display_url_of, look_at_front, open_front};
 
 /// Facts about the server of a front.
 #[derive(Clone, Debug, Default)]

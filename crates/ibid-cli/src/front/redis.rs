@@ -11,8 +11,8 @@ use crate::config::FrontConfig;
 use crate::output::Failure;
 
 /// Returns the address in a URL, without user and password.
-pub(crate) fn place_of(url: &str) -> Result<String, Failure> {
-    RedisFront::place_of(url)
+pub(crate) fn display_url_of(url: &str) -> Result<String, Failure> {
+    RedisFront::display_url_of(url)
         .map_err(|error| Failure::usage("is not the URL of a Redis server").because_of(&error))
 }
 

@@ -10,17 +10,17 @@ use crate::config::FrontConfig;
 use crate::output::Failure;
 
 /// Refuses the URL of any server.
-pub(crate) fn place_of(_: &str) -> Result<String, Failure> {
+pub(crate) fn display_url_of(_: &str) -> Result<String, Failure> {
     Err(Failure::usage("names a Redis server, and this `ibid` was built without Redis")
         .hint("build it with `--features redis`, or with `all-stores`"))
 }
 
-/// Never called: [`place_of`] has refused the configuration.
+/// Never called: [`display_url_of`] has refused the configuration.
 pub(crate) async fn look_at_front(config: &FrontConfig) -> Result<FrontFacts, Failure> {
-    place_of(config.url.reveal()).and(Err(Failure::usage("there is no front")))
+    display_url_of(config.url.reveal()).and(Err(Failure::usage("there is no front")))
 }
 
-/// Never called: [`place_of`] has refused the configuration.
+/// Never called: [`display_url_of`] has refused the configuration.
 pub(crate) async fn open_front(config: &FrontConfig, _: &dyn Store) -> Result<Arc<dyn SharedCache>, Failure> {
-    place_of(config.url.reveal()).and(Err(Failure::usage("there is no front")))
+    display_url_of(config.url.reveal()).and(Err(Failure::usage("there is no front")))
 }

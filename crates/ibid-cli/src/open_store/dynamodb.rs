@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ibid_core::store::Store;
-use ibid_dynamodb::{DynamoOptions, DynamoStore, OpenError, cloud_formation, create_table, terraform};
+use ibid_dynamodb::{DynamoOpenError, DynamoOptions, DynamoStore, cloud_formation, create_table, terraform};
 
 use crate::args::PrintFormat;
 use crate::config::StoreUrl;
@@ -22,7 +22,7 @@ pub(super) async fn open(url: &StoreUrl, text: &str, create: bool) -> Result<Arc
 pub(crate) async fn migrate(url: &StoreUrl, text: &str) -> Result<bool, Failure> {
     let options = options(url, text)?;
     let created = create_table(&options.load_sdk_config().await, &options).await;
-    created.map_err(|error| cannot_open(url, &OpenError::Table(error)))
+    created.map_err(|error| cannot_open(url, &DynamoOpenError::Table(error)))
 }
 
 /// Returns the table for another tool.
@@ -43,16 +43,16 @@ pub(crate) fn options(url: &StoreUrl, text: &str) -> Result<DynamoOptions, Failu
 }
 
 /// Explains why a table can't be opened, with advice.
-pub(crate) fn cannot_open(url: &StoreUrl, error: &OpenError) -> Failure {
+pub(crate) fn cannot_open(url: &StoreUrl, error: &DynamoOpenError) -> Failure {
     let hint = match error {
-        OpenError::Missing(_) => "run `ibid migrate`, or start the gateway once",
-        OpenError::Unfit { .. } => "name another table, which `ibid migrate` creates",
-        OpenError::ClockOff { .. } => "run a time service on this node",
-        OpenError::SkewOutOfRange(_) | OpenError::SmallerSkew { .. } => {
+        DynamoOpenError::Missing(_) => "run `ibid migrate`, or start the gateway once",
+        DynamoOpenError::Unfit { .. } => "name another table, which `ibid migrate` creates",
+        DynamoOpenError::ClockOff { .. } => "run a time service on this node",
+        DynamoOpenError::SkewOutOfRange(_) | DynamoOpenError::SmallerSkew { .. } => {
             "give all nodes the same `skew_max` in the URL"
         }
-        OpenError::OtherShards { .. } => "the number of shards is set when a table is first used",
-        OpenError::UnknownFormat => "use the ibid that wrote it, or a newer one",
+        DynamoOpenError::OtherShards { .. } => "the number of shards is set when a table is first used",
+        DynamoOpenError::UnknownFormat => "use the ibid that wrote it, or a newer one",
         _ => "check region, credentials, endpoint and the policy of this role",
     };
     Failure::world(format!("cannot open the store at `{url}`")).because_of(error).hint(hint)

@@ -54,22 +54,22 @@ fn pay_with(key: &str, fixture: &str) -> TestRequest {
 }
 
 /// Two stores: one with a gateway's records, and an empty one.
-struct World {
+struct TwoStores {
     upstream: Upstream,
     source: Setup,
     target: Setup,
 }
 
-impl World {
-    async fn new(from: On, to: On) -> World {
+impl TwoStores {
+    async fn new(from: On, to: On) -> TwoStores {
         let upstream = Upstream::start().await;
         let setup = |on| Setup::before(&upstream.url()).config(CONFIG).alone_on(on);
-        World { source: setup(from), target: setup(to), upstream }
+        TwoStores { source: setup(from), target: setup(to), upstream }
     }
 
     /// Makes two files, one with a completed request.
-    async fn with_one_record() -> World {
-        let world = World::new(On::Sqlite, On::Sqlite).await;
+    async fn with_one_record() -> TwoStores {
+        let world = TwoStores::new(On::Sqlite, On::Sqlite).await;
         let mut gateway = start(&world.source);
         gateway.call(&pay("k")).await;
         gateway.kill();
@@ -229,7 +229,7 @@ fn add_effect(setup: &Setup, record: RecordId, state: u8) {
 }
 
 /// Sends requests that end in every way, and kills the gateway while one is running.
-async fn fill(world: &World) -> Vec<(TestRequest, TestResponse)> {
+async fn fill(world: &TwoStores) -> Vec<(TestRequest, TestResponse)> {
     let mut gateway = start(&world.source.clone().config(&format!("{CONFIG}{QUIET}")));
     let requests = [
         pay("small"),
@@ -255,7 +255,7 @@ async fn fill(world: &World) -> Vec<(TestRequest, TestResponse)> {
 }
 
 /// Copies a store with rows of every kind that the target can hold, and retries all requests on the target. Returns both stores.
-async fn everything_survives(world: World) -> World {
+async fn everything_survives(world: TwoStores) -> TwoStores {
     let sent = fill(&world).await;
     let record = add_rows(&world.source).await;
     let has_outbox = !has_no_outbox(&world.target);
@@ -312,10 +312,10 @@ async fn everything_survives(world: World) -> World {
 #[cfg(feature = "mysql")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn everything_survives_from_sqlite_to_mysql_and_back() {
-    let world = World::new(On::Sqlite, On::Mysql).await;
-    let World { upstream, target: mysql, .. } = everything_survives(world).await;
+    let world = TwoStores::new(On::Sqlite, On::Mysql).await;
+    let TwoStores { upstream, target: mysql, .. } = everything_survives(world).await;
     let file = Setup::before(&upstream.url()).config(CONFIG).alone_on(On::Sqlite);
-    let back = World { source: mysql, target: file, upstream };
+    let back = TwoStores { source: mysql, target: file, upstream };
     let rows = back.copy_to_the_end();
     assert_eq!((&rows["records"], &rows["effects"], &rows["evidence"]), (&8.into(), &1.into(), &2.into()));
     assert_eq!(block_in_place(|| shown(&back.target)), block_in_place(|| shown(&back.source)));
@@ -328,14 +328,14 @@ async fn everything_survives_from_sqlite_to_mysql_and_back() {
 async fn everything_survives_from_sqlite_to_redis_and_back() {
     // A server that does not flush every write: a copy takes it only if the URL says so.
     let server = Redis::start_with(&[("appendfsync", "everysec")]);
-    let mut world = World::new(On::Sqlite, On::Sqlite).await;
+    let mut world = TwoStores::new(On::Sqlite, On::Sqlite).await;
     world.target = world.target.store_at(&server.url());
     let refused = world.copy(&[]);
     assert_eq!(refused.status.code(), Some(3), "{refused:?}");
     world.target = world.target.store_at(&format!("{}?durability=weak", server.url()));
-    let World { upstream, target: redis, .. } = everything_survives(world).await;
+    let TwoStores { upstream, target: redis, .. } = everything_survives(world).await;
     let file = Setup::before(&upstream.url()).config(CONFIG).alone_on(On::Sqlite);
-    let back = World { source: redis, target: file, upstream };
+    let back = TwoStores { source: redis, target: file, upstream };
     let rows = back.copy_to_the_end();
     assert_eq!((&rows["records"], &rows["effects"], &rows["evidence"]), (&8.into(), &0.into(), &2.into()));
     assert_eq!(block_in_place(|| shown(&back.target)), block_in_place(|| shown(&back.source)));
@@ -346,11 +346,11 @@ async fn everything_survives_from_sqlite_to_redis_and_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn everything_survives_from_sqlite_to_dynamodb_and_back() {
     let server = DynamoDb::start();
-    let mut world = World::new(On::Sqlite, On::Sqlite).await;
+    let mut world = TwoStores::new(On::Sqlite, On::Sqlite).await;
     world.target = on_dynamodb(world.target, &server);
-    let World { upstream, target: table, .. } = everything_survives(world).await;
+    let TwoStores { upstream, target: table, .. } = everything_survives(world).await;
     let file = Setup::before(&upstream.url()).config(CONFIG).alone_on(On::Sqlite);
-    let back = World { source: table, target: file, upstream };
+    let back = TwoStores { source: table, target: file, upstream };
     let rows = back.copy_to_the_end();
     assert_eq!((&rows["records"], &rows["effects"], &rows["evidence"]), (&8.into(), &0.into(), &2.into()));
     assert_eq!(block_in_place(|| shown(&back.target)), block_in_place(|| shown(&back.source)));
@@ -361,7 +361,7 @@ async fn everything_survives_from_sqlite_to_dynamodb_and_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn open_effects_are_not_left_behind_for_redis() {
     let server = Redis::start();
-    let mut world = World::with_one_record().await;
+    let mut world = TwoStores::with_one_record().await;
     world.target = world.target.store_at(&server.url());
     refuses_open_effects(world).await;
 }
@@ -370,13 +370,13 @@ async fn open_effects_are_not_left_behind_for_redis() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn open_effects_are_not_left_behind_for_dynamodb() {
     let server = DynamoDb::start();
-    let mut world = World::with_one_record().await;
+    let mut world = TwoStores::with_one_record().await;
     world.target = on_dynamodb(world.target, &server);
     refuses_open_effects(world).await;
 }
 
 /// The target has no outbox, so an open effect would be lost.
-async fn refuses_open_effects(world: World) {
+async fn refuses_open_effects(world: TwoStores) {
     add_effect(&world.source, TestRecord::fresh().id, 1);
     world.assert_refused(&[], "the target can't hold open effects");
     assert!(is_replay(&start(&world.source).call(&pay("k")).await), "the source was not closed");
@@ -384,17 +384,17 @@ async fn refuses_open_effects(world: World) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn everything_survives_from_sqlite_to_postgres() {
-    everything_survives(World::new(On::Sqlite, On::Postgres).await).await;
+    everything_survives(TwoStores::new(On::Sqlite, On::Postgres).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn everything_survives_from_postgres_to_sqlite() {
-    everything_survives(World::new(On::Postgres, On::Sqlite).await).await;
+    everything_survives(TwoStores::new(On::Postgres, On::Sqlite).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn everything_survives_from_sqlite_to_sqlite() {
-    everything_survives(World::new(On::Sqlite, On::Sqlite).await).await;
+    everything_survives(TwoStores::new(On::Sqlite, On::Sqlite).await).await;
 }
 
 /// The steps of a copy after which it may die, and whether the source is closed by then.
@@ -418,7 +418,7 @@ async fn a_copy_killed_at_any_step_continues() {
 }
 
 async fn continue_after(step: &'static str, is_closed: bool) {
-    let world = World::with_one_record().await;
+    let world = TwoStores::with_one_record().await;
     world.copy_killed_at(step, &[]);
     if is_closed {
         assert_closed(&world.source, "this store is being copied to");
@@ -460,8 +460,8 @@ async fn a_copy_to_a_server_killed_after_a_batch_continues() {
     }
 }
 
-async fn with_moving_rows(to: On) -> World {
-    let world = World::new(On::Sqlite, to).await;
+async fn with_moving_rows(to: On) -> TwoStores {
+    let world = TwoStores::new(On::Sqlite, to).await;
     let mut gateway = start(&world.source);
     gateway.call(&pay("k")).await;
     gateway.call(&pay_with("moving", "cut=read")).await;
@@ -471,7 +471,7 @@ async fn with_moving_rows(to: On) -> World {
     world
 }
 
-async fn continue_with_moving_rows(world: World, batches_passed: usize) {
+async fn continue_with_moving_rows(world: TwoStores, batches_passed: usize) {
     world.copy_killed_by(&format!("copy.batch={batches_passed}*off->1*return(kill)"), &[]);
     move_rows(&world.source).await;
     let rows = world.copy_to_the_end();
@@ -510,7 +510,7 @@ async fn a_copy_killed_at_any_step_can_be_cancelled() {
 }
 
 async fn cancel_after(step: &'static str) {
-    let world = World::with_one_record().await;
+    let world = TwoStores::with_one_record().await;
     world.copy_killed_at(step, &[]);
     let cancelled = world.copy(&["--cancel"]);
     assert!(cancelled.status.success(), "{step}: {cancelled:?}");
@@ -523,7 +523,7 @@ async fn cancel_after(step: &'static str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_cancellation_killed_midway_is_ended_by_either_command() {
     for word in [&["--cancel"][..], &[]] {
-        let world = World::new(On::Sqlite, On::Sqlite).await;
+        let world = TwoStores::new(On::Sqlite, On::Sqlite).await;
         start(&world.source).kill();
         world.copy_killed_at("copy.batch", &[]);
         world.copy_killed_at("copy.cancelled", &["--cancel"]);
@@ -538,7 +538,7 @@ async fn a_cancellation_killed_midway_is_ended_by_either_command() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_copy_that_has_ended_is_not_cancelled() {
-    let world = World::new(On::Sqlite, On::Sqlite).await;
+    let world = TwoStores::new(On::Sqlite, On::Sqlite).await;
     start(&world.source).kill();
     drop(open(&world.target).await);
     world.assert_refused(&["--cancel"], "neither store takes part in a copy");
@@ -554,7 +554,7 @@ async fn a_copy_that_has_ended_is_not_cancelled() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_copy_needs_a_used_source_and_an_empty_target() {
-    let world = World::new(On::Sqlite, On::Sqlite).await;
+    let world = TwoStores::new(On::Sqlite, On::Sqlite).await;
     let missing = world.copy(&[]);
     assert_eq!(missing.status.code(), Some(3), "no source: {missing:?}");
     drop(open(&world.source).await);

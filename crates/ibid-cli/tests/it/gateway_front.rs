@@ -45,7 +45,7 @@ impl Front {
 }
 
 /// Two gateways on one store, and a client's requests.
-struct World {
+struct TwoGateways {
     upstream: Upstream,
     front: Front,
     setup: Setup,
@@ -53,12 +53,12 @@ struct World {
     second: Gateway,
 }
 
-impl World {
-    async fn start(cache_ttl: &str) -> World {
+impl TwoGateways {
+    async fn start(cache_ttl: &str) -> TwoGateways {
         let (upstream, front) = (Upstream::start().await, Front::start());
         let setup = Setup::before(&upstream.url()).on(On::Postgres).config(&config(&front.url(), cache_ttl));
         let (first, second) = (setup.start(), setup.start());
-        World { upstream, front, setup, first, second }
+        TwoGateways { upstream, front, setup, first, second }
     }
 
     /// Runs a request on the first gateway, and returns the name of its entry.
@@ -103,7 +103,7 @@ fn assert_replays(response: &TestResponse, body: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn another_gateway_replays_without_asking_the_store() {
-    let world = World::start("60s").await;
+    let world = TwoGateways::start("60s").await;
     let name = world.complete(&pay("k", "5")).await;
     let left: u64 = world.front.run(&["pttl", &name])[0].parse().expect("a number");
     assert!(left > 0 && left <= 60_000, "it lives for cache_ttl: {left}");
@@ -120,7 +120,7 @@ async fn another_gateway_replays_without_asking_the_store() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_shared_entry_refuses_a_different_request() {
-    let world = World::start("60s").await;
+    let world = TwoGateways::start("60s").await;
     world.complete(&pay("k", "5")).await;
     read_clock(&world.second).await;
     let before = begins(&world.second).await;
@@ -131,7 +131,7 @@ async fn a_shared_entry_refuses_a_different_request() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_forged_entry_is_ignored_and_removed() {
-    let world = World::start("60s").await;
+    let world = TwoGateways::start("60s").await;
     let name = world.complete(&pay("k", "5")).await;
     read_clock(&world.second).await;
     // One byte of the response.
@@ -157,9 +157,9 @@ async fn a_forged_entry_is_ignored_and_removed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn requests_continue_when_the_front_is_killed() {
-    let world = World::start("60s").await;
+    let world = TwoGateways::start("60s").await;
     world.complete(&pay("k", "5")).await;
-    let World { upstream, front, setup, first, second } = world;
+    let TwoGateways { upstream, front, setup, first, second } = world;
     // Dropped is killed with -9.
     drop(front);
     assert_replays(&second.call(&pay("k", "5")).await, "paid 5");
@@ -178,7 +178,7 @@ async fn requests_continue_when_the_front_is_killed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_forgotten_key_runs_again_although_it_was_shared() {
-    let world = World::start("2s").await;
+    let world = TwoGateways::start("2s").await;
     let name = world.complete(&pay("k", "5")).await;
     // A copy that does not expire, as an attacker or a restored server may have it.
     world.front.run(&["copy", &name, "saved"]);
@@ -201,7 +201,7 @@ async fn a_forgotten_key_runs_again_although_it_was_shared() {
         (response.status == 201).then_some(())
     })
     .await;
-    let World { upstream, front, setup, first, second } = world;
+    let TwoGateways { upstream, front, setup, first, second } = world;
     assert_eq!(upstream.executions("k"), 2);
     // Neither shares anything from here on.
     drop((first, second));
@@ -250,7 +250,7 @@ async fn gateways_of_different_stores_share_one_front() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_gauge_falls_while_the_front_refuses_everything() {
-    let world = World::start("60s").await;
+    let world = TwoGateways::start("60s").await;
     world.complete(&pay("k", "5")).await;
     assert_eq!(world.second.metric("ibid_front_up", "").await, 1.0);
     world.front.run(&["acl", "setuser", "default", "-getrange"]);

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::harness::{On, Setup, on_every_store, until_async};
 
 async fn a_dry_run_counts_what_the_next_run_removes(on: On) {
-    let world = World::new(on).await;
+    let world = SharedStore::new(on).await;
     world.fill(300, 40, 20).await;
     let expected = json!({ "stripped": 40, "removed": 300, "effects": 0, "history": 0 });
     for _ in 0..2 {
@@ -37,7 +37,7 @@ async fn a_dry_run_counts_what_the_next_run_removes(on: On) {
 on_every_store!(a_dry_run_counts_what_the_next_run_removes and mysql);
 
 async fn records_held_by_the_application_are_skipped(on: On) {
-    let world = World::new(on).await;
+    let world = SharedStore::new(on).await;
     world.fill(150, 0, 5).await;
     let referenced = "create table payment (record KIND references ibid_record (id));
                 insert into payment select id from ibid_record where purge_at is not null order by purge_at limit 100";
@@ -56,7 +56,7 @@ async fn records_held_by_the_application_are_skipped(on: On) {
 on_every_store!(records_held_by_the_application_are_skipped);
 
 async fn two_reapers_at_once_remove_each_record_once(on: On) {
-    let world = World::new(on).await;
+    let world = SharedStore::new(on).await;
     world.fill(900, 300, 20).await;
     let url = world.setup.store();
     let words = ["reap", "--json", "--store", &url];
@@ -77,7 +77,7 @@ async fn two_reapers_at_once_remove_each_record_once(on: On) {
 on_every_store!(two_reapers_at_once_remove_each_record_once and mysql and redis);
 
 async fn a_killed_reapers_work_is_finished_by_the_next_run(on: On) {
-    let world = World::new(on).await;
+    let world = SharedStore::new(on).await;
     world.fill(1500, 300, 50).await;
     let url = world.setup.store();
     let mut kills_midway = 0;
@@ -103,7 +103,7 @@ async fn a_killed_reapers_work_is_finished_by_the_next_run(on: On) {
 on_every_store!(a_killed_reapers_work_is_finished_by_the_next_run and mysql);
 
 async fn a_killed_sweepers_lapses_are_each_counted_once(on: On) {
-    let world = World::new(on).await;
+    let world = SharedStore::new(on).await;
     let names: Vec<TestRecord> = (0..300).map(|_| TestRecord::fresh()).collect();
     let lapsed = |name: &TestRecord| {
         insert(name, Draft { due_in: Some(Duration::ZERO), ..draft(name, State::InProgress) })
@@ -140,13 +140,13 @@ async fn a_killed_sweepers_lapses_are_each_counted_once(on: On) {
 on_every_store!(a_killed_sweepers_lapses_are_each_counted_once and mysql);
 
 /// A store that the test fills and inspects, and that the binary works on.
-struct World {
+struct SharedStore {
     setup: Setup,
     store: Arc<dyn Store>,
 }
 
-impl World {
-    async fn new(on: On) -> World {
+impl SharedStore {
+    async fn new(on: On) -> SharedStore {
         // No request is sent, so no upstream is needed.
         let setup = Setup::before("http://127.0.0.1:9").on(on);
         let store: Arc<dyn Store> = match on {
@@ -173,7 +173,7 @@ impl World {
             #[cfg(feature = "dynamodb")]
             On::Dynamodb => unreachable!("no such test runs on it"),
         };
-        World { setup, store }
+        SharedStore { setup, store }
     }
 
     fn ibid(&self, words: &[&str]) -> Output {

@@ -6,18 +6,18 @@
 
 mod operation;
 mod policies;
+mod simulation;
 mod situations;
 mod upstream;
 mod watch;
-mod world;
 
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
 use policies::POLICIES;
+use simulation::Simulation;
 use situations::SITUATIONS;
-use world::World;
 
 proptest! {
     // Enough to shrink a failure to its core; the fixed run below is the thorough one.
@@ -29,7 +29,7 @@ proptest! {
         jumpy: bool,
         steps in prop::collection::vec(any::<(u8, u8, u8)>(), 0..160),
     ) {
-        let mut world = World::new(start, jumpy);
+        let mut world = Simulation::new(start, jumpy);
         for (who, how, luck) in steps {
             world.step(who, how, luck);
         }
@@ -41,7 +41,7 @@ fn a_fixed_run_meets_every_situation_that_matters() {
     let mut dice = Dice(0x1b1d);
     let mut situation_counts = BTreeMap::new();
     for run in 0..RUNS {
-        let mut world = World::new(run % POLICIES, run % 3 == 0);
+        let mut world = Simulation::new(run % POLICIES, run % 3 == 0);
         for _ in 0..STEPS {
             let [who, how, luck, ..] = dice.roll().to_le_bytes();
             world.step(who, how, luck);

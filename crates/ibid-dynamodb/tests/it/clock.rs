@@ -9,7 +9,7 @@ use ibid_core::change::{Change, Commit, Draft};
 use ibid_core::reap::ReapTarget;
 use ibid_core::record::{Record, State};
 use ibid_core::store::{RenewOutcome, Store};
-use ibid_dynamodb::{ClockState, DynamoOptions, DynamoStore, NodeClock, OpenError, create_table};
+use ibid_dynamodb::{ClockState, DynamoOpenError, DynamoOptions, DynamoStore, NodeClock, create_table};
 use ibid_testkit::contract::{TestRecord, commit, draft, finish_with, fresh, insert, load, put};
 use ibid_testkit::dynamodb::{DynamoDb, DynamoProxy, ProxyAction};
 
@@ -38,7 +38,7 @@ async fn a_node_whose_clock_is_off_does_not_start() {
         date.store(shift, Ordering::SeqCst);
         match (DynamoStore::open_with(&config, options.clone()).await, starts) {
             (Ok(store), true) => assert!(matches!(store.clock_state(), ClockState::Within(_))),
-            (Err(OpenError::ClockOff { micros, .. }), false) => {
+            (Err(DynamoOpenError::ClockOff { micros, .. }), false) => {
                 assert!(micros.abs() > 90_000_000 && micros.signum() == -shift.signum(), "{micros}");
             }
             (other, _) => panic!("{shift}: {other:?}"),
@@ -225,7 +225,7 @@ async fn a_signature_refused_because_of_the_clock_is_tried_again() {
     // A node that starts says what is wrong.
     refusals.store(1, Ordering::SeqCst);
     let refused = DynamoStore::open_with(&config, options.clone()).await;
-    assert!(matches!(refused, Err(OpenError::ClockOff { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(DynamoOpenError::ClockOff { .. })), "{refused:?}");
 
     // With a clock that is right, the secret key is wrong, and no later try helps.
     shift.store(0, Ordering::SeqCst);

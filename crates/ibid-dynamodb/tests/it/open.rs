@@ -8,8 +8,8 @@ use aws_sdk_dynamodb::types::{
     AttributeDefinition, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType,
 };
 use ibid_dynamodb::{
-    DynamoStore, NodeClock, OpenError, Shards, TableCheckup, cloud_formation, create_table, inspect_table,
-    is_ttl_on, terraform,
+    DynamoOpenError, DynamoStore, NodeClock, Shards, TableCheckup, cloud_formation, create_table,
+    inspect_table, is_ttl_on, terraform,
 };
 use ibid_testkit::dynamodb::{DynamoDb, ProxyAction};
 
@@ -21,7 +21,7 @@ async fn a_table_is_created_once_and_opened_by_nodes_that_agree() {
     let (config, options) = (sdk_config(&server), options(&NodeClock::default()));
     assert_eq!(inspect_table(&config, &options).await.expect("it answers"), TableCheckup::Missing);
     let missing = DynamoStore::open_with(&config, options.clone()).await;
-    assert!(matches!(missing, Err(OpenError::Missing(_))), "{missing:?}");
+    assert!(matches!(missing, Err(DynamoOpenError::Missing(_))), "{missing:?}");
     assert!(create_table(&config, &options).await.expect("it is created"));
     assert!(
         !create_table(&config, &options).await.expect("it answers"),
@@ -34,18 +34,18 @@ async fn a_table_is_created_once_and_opened_by_nodes_that_agree() {
         DynamoStore::open_with(&config, options.clone().with(|options| change(options))).await
     };
     let other = with(&|options| options.shards = Shards::new(SHARDS * 2)).await;
-    assert!(matches!(other, Err(OpenError::OtherShards { .. })), "{other:?}");
+    assert!(matches!(other, Err(DynamoOpenError::OtherShards { .. })), "{other:?}");
     with(&|options| options.shards = None).await.expect("it takes what the table has");
     for skew_max in [Duration::from_millis(4999), Duration::from_secs(601)] {
         let refused = with(&|options| options.skew_max = skew_max).await;
-        assert!(matches!(refused, Err(OpenError::SkewOutOfRange(_))), "{refused:?}");
+        assert!(matches!(refused, Err(DynamoOpenError::SkewOutOfRange(_))), "{refused:?}");
     }
     let raise = |options: &mut ibid_dynamodb::DynamoOptions| {
         (options.skew_max, options.skew_valid_for) = (SKEW_MAX * 2, Duration::from_millis(1));
     };
     with(&raise).await.expect("a larger difference counts from now on");
     let smaller = with(&|options| options.skew_max = SKEW_MAX).await;
-    assert!(matches!(smaller, Err(OpenError::SmallerSkew { .. })), "{smaller:?}");
+    assert!(matches!(smaller, Err(DynamoOpenError::SmallerSkew { .. })), "{smaller:?}");
 }
 
 /// Two nodes start on a table that does not exist: each sees that, and one is too late. The table is there before its time.
@@ -107,7 +107,7 @@ async fn a_global_table_is_refused() {
             _ => ProxyAction::Pass,
         });
         let opened = DynamoStore::open_with(&sdk_config_via(&proxy, &server), options.clone()).await;
-        let Err(OpenError::Unfit { why, .. }) = opened else { panic!("{opened:?}") };
+        let Err(DynamoOpenError::Unfit { why, .. }) = opened else { panic!("{opened:?}") };
         assert!(why.contains("last writer wins"), "{why}");
     }
 }
@@ -124,7 +124,7 @@ async fn a_table_of_another_program_is_refused() {
     let create = create.attribute_definitions(attribute.build().expect("complete"));
     create.key_schema(key.build().expect("complete")).send().await.expect("it is created");
     let opened = DynamoStore::open_with(&config, options).await;
-    assert!(matches!(opened, Err(OpenError::Unfit { .. })), "{opened:?}");
+    assert!(matches!(opened, Err(DynamoOpenError::Unfit { .. })), "{opened:?}");
 }
 
 #[test]

@@ -150,7 +150,7 @@ pub(super) async fn join(source: &CopyEnd, target: &CopyEnd) -> Result<JoinOutco
             transfer::check_empty(target).await?;
             let role = CopyRole::Target {
                 from: own_id.clone(),
-                place: source.place.clone(),
+                source_url: source.display_url.clone(),
                 phase: TargetPhase::Filling,
                 progress: CopyProgress::default(),
             };
@@ -214,7 +214,7 @@ pub(super) async fn close_source(
             Some(mark) => return Err(CopyError::SourceBusy(Box::new(mark.clone()))),
             None => {}
         }
-        let role = CopyRole::Source { to: target.place.clone(), moved: false, before: setting.phase };
+        let role = CopyRole::Source { to: target.display_url.clone(), moved: false, before: setting.phase };
         let copy = Some(CopyMark { id: to.id.clone(), role });
         // Also where it was retired before: processes without an identity have used it until now.
         Ok(IdentitySetting { phase: IdentityPhase::Retiring, copy, ..setting })

@@ -33,19 +33,19 @@ pub struct CopyEnd {
     /// The store that is read or filled.
     pub store: Arc<dyn Store>,
     /// URL of the store without a password, as operators read it.
-    pub place: String,
+    pub display_url: String,
 }
 
 impl CopyEnd {
-    /// Creates one end of a copy. `place` is the store's URL without a password.
-    pub fn new(store: Arc<dyn Store>, place: impl Into<String>) -> CopyEnd {
-        CopyEnd { store, place: place.into() }
+    /// Creates one end of a copy. `display_url` is the store's URL without a password.
+    pub fn new(store: Arc<dyn Store>, display_url: impl Into<String>) -> CopyEnd {
+        CopyEnd { store, display_url: display_url.into() }
     }
 }
 
 impl std::fmt::Debug for CopyEnd {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CopyEnd").field("place", &self.place).finish_non_exhaustive()
+        f.debug_struct("CopyEnd").field("display_url", &self.display_url).finish_non_exhaustive()
     }
 }
 

@@ -147,12 +147,12 @@ impl RedisFront {
         })
     }
 
-    /// Checks a URL without connecting, and returns the server's address without user and password.
+    /// Checks a URL without connecting, and returns it without user and password.
     ///
     /// # Errors
     ///
     /// Fails if the URL can't be used.
-    pub fn place_of(url: &str) -> Result<String, RedisFrontError> {
+    pub fn display_url_of(url: &str) -> Result<String, RedisFrontError> {
         Ok(parse(url)?.0.to_string())
     }
 }

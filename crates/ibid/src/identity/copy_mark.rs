@@ -39,7 +39,9 @@ pub enum CopyRole {
         /// Id of the source's store.
         from: String,
         /// The source, as operators write it.
-        place: String,
+        // The name in stored marks.
+        #[serde(rename = "place")]
+        source_url: String,
         /// The phase, which decides whether processes may use this store.
         phase: TargetPhase,
         /// Progress of the copy.
@@ -90,14 +92,14 @@ impl fmt::Display for CopyMark {
             CopyRole::Source { to, moved: true, .. } => {
                 write!(f, "this store was copied to `{to}`, and is closed")
             }
-            CopyRole::Target { place, phase: TargetPhase::Filling, .. } => {
-                write!(f, "this store is being filled from `{place}`")
+            CopyRole::Target { source_url, phase: TargetPhase::Filling, .. } => {
+                write!(f, "this store is being filled from `{source_url}`")
             }
-            CopyRole::Target { place, phase: TargetPhase::Opened, .. } => {
-                write!(f, "this store was filled from `{place}`")
+            CopyRole::Target { source_url, phase: TargetPhase::Opened, .. } => {
+                write!(f, "this store was filled from `{source_url}`")
             }
-            CopyRole::Target { place, phase: TargetPhase::Cancelled, .. } => {
-                write!(f, "this store holds a part of `{place}`, left by a copy that was cancelled")
+            CopyRole::Target { source_url, phase: TargetPhase::Cancelled, .. } => {
+                write!(f, "this store holds a part of `{source_url}`, left by a copy that was cancelled")
             }
         }
     }

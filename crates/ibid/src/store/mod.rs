@@ -23,6 +23,8 @@ pub mod postgres;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 #[doc(hidden)]
 pub mod read_only_query;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod record_pages;
 #[cfg(feature = "redis")]
 pub mod redis;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "sqlite"))]

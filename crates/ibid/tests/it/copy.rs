@@ -39,7 +39,7 @@ const BEFORE_IMPORT: &str = "before a batch";
 const AFTER_IMPORT: &str = "after a batch";
 
 /// Two stores, and the calls that reach them.
-struct World {
+struct TwoStores {
     source: Arc<MemoryStore>,
     target: Arc<MemoryStore>,
     hands: [ClockSetter; 2],
@@ -53,12 +53,12 @@ struct World {
     dice: AtomicUsize,
 }
 
-impl World {
+impl TwoStores {
     /// Makes a source with one completed record, and a target whose clock is ahead by `ahead`.
-    async fn new(ahead: Duration) -> World {
+    async fn new(ahead: Duration) -> TwoStores {
         let (source, hand) = Clock::manual(START);
         let (target, other_hand) = Clock::manual(START.after(ahead));
-        let world = World {
+        let world = TwoStores {
             source: Arc::new(MemoryStore::new(source)),
             target: Arc::new(MemoryStore::new(target)),
             hands: [hand, other_hand],
@@ -96,24 +96,24 @@ impl World {
     }
 
     /// Returns the two ends of a copy, whose calls count.
-    fn ends(self: &Arc<World>) -> (CopyEnd, CopyEnd) {
+    fn ends(self: &Arc<TwoStores>) -> (CopyEnd, CopyEnd) {
         self.ends_behind(None)
     }
 
     /// Returns the two ends of a copy that waits at a gate.
-    fn ends_behind(self: &Arc<World>, gate: Option<&Arc<Gate>>) -> (CopyEnd, CopyEnd) {
-        let end = |inner: &Arc<MemoryStore>, place: &str, gate| {
-            CopyEnd::new(Arc::new(StepStore { inner: inner.clone(), world: self.clone(), gate }), place)
+    fn ends_behind(self: &Arc<TwoStores>, gate: Option<&Arc<Gate>>) -> (CopyEnd, CopyEnd) {
+        let end = |inner: &Arc<MemoryStore>, display_url: &str, gate| {
+            CopyEnd::new(Arc::new(StepStore { inner: inner.clone(), world: self.clone(), gate }), display_url)
         };
         (end(&self.source, "memory:a", None), end(&self.target, "memory:b", gate.cloned()))
     }
 
-    async fn copy(self: &Arc<World>) -> Result<CopyReport, CopyError> {
+    async fn copy(self: &Arc<TwoStores>) -> Result<CopyReport, CopyError> {
         let (source, target) = self.ends();
         copy(&source, &target, |_| {}).await
     }
 
-    async fn cancel(self: &Arc<World>) -> Result<(), CopyError> {
+    async fn cancel(self: &Arc<TwoStores>) -> Result<(), CopyError> {
         let (source, target) = self.ends();
         cancel(&source, &target).await
     }
@@ -190,7 +190,7 @@ async fn assert_replays(store: &Arc<MemoryStore>) {
 #[tokio::test(start_paused = true)]
 async fn a_copy_takes_everything_and_shifts_its_instants() {
     let day = Duration::from_secs(86_400);
-    let world = Arc::new(World::new(day).await);
+    let world = Arc::new(TwoStores::new(day).await);
     let name = world.add_unknown().await;
     let before = load(&*world.source, name.id).await.expect("it is stored").record;
     let report = world.copy().await.expect("it is copied");
@@ -265,7 +265,8 @@ async fn a_copy_that_fails_at_any_call_is_cancelled_or_has_ended() {
 #[tokio::test(start_paused = true)]
 async fn a_copy_outlasts_a_moments_failure_of_any_call() {
     for calls in 0.. {
-        let world = Arc::new(World { loses_reply: true, recovers: true, ..World::new(Duration::ZERO).await });
+        let world =
+            Arc::new(TwoStores { loses_reply: true, recovers: true, ..TwoStores::new(Duration::ZERO).await });
         world.add_unknown().await;
         world.budget.store(calls, Ordering::SeqCst);
         world.copy().await.unwrap_or_else(|error| panic!("call {calls}: {error:?}"));
@@ -281,7 +282,7 @@ async fn a_copy_outlasts_a_moments_failure_of_any_call() {
 /// T1 (this copy) sends a batch and is not answered; T2 takes over. T1 must not send it again.
 #[tokio::test(start_paused = true)]
 async fn a_batch_is_sent_again_only_by_its_holder() {
-    let world = Arc::new(World { recovers: true, ..World::new(Duration::ZERO).await });
+    let world = Arc::new(TwoStores { recovers: true, ..TwoStores::new(Duration::ZERO).await });
     let gate = Gate::new(BEFORE_IMPORT);
     let (source, target) = world.ends_behind(Some(&gate));
     let meanwhile = async {
@@ -298,10 +299,10 @@ async fn a_batch_is_sent_again_only_by_its_holder() {
 }
 
 /// Fails a copy at each of its calls in turn, and lets `then` end it. It gets the name of a record whose outcome is unknown.
-async fn each_failure(mut then: impl AsyncFnMut(&Arc<World>, &TestRecord)) {
+async fn each_failure(mut then: impl AsyncFnMut(&Arc<TwoStores>, &TestRecord)) {
     for loses_reply in [false, true] {
         for calls in 0.. {
-            let world = Arc::new(World { loses_reply, ..World::new(Duration::ZERO).await });
+            let world = Arc::new(TwoStores { loses_reply, ..TwoStores::new(Duration::ZERO).await });
             let moving = world.add_unknown().await;
             world.budget.store(calls, Ordering::SeqCst);
             let result = world.copy().await;
@@ -321,7 +322,7 @@ async fn each_failure(mut then: impl AsyncFnMut(&Arc<World>, &TestRecord)) {
 #[tokio::test(start_paused = true)]
 async fn a_late_copier_leaves_the_targets_settings_alone() {
     for setting in ["secret", "secrets"] {
-        let world = Arc::new(World::new(Duration::ZERO).await);
+        let world = Arc::new(TwoStores::new(Duration::ZERO).await);
         let gate = Gate::new(setting);
         let (source, target) = world.ends_behind(Some(&gate));
         let registered = Bytes::from_static(b"registered since");
@@ -344,7 +345,7 @@ async fn a_late_copier_leaves_the_targets_settings_alone() {
 /// its rows.
 #[tokio::test(start_paused = true)]
 async fn of_two_copiers_the_second_takes_over() {
-    let world = Arc::new(World::new(Duration::ZERO).await);
+    let world = Arc::new(TwoStores::new(Duration::ZERO).await);
     let moving = world.add_unknown().await;
     let [first, second] = [BEFORE_IMPORT, AFTER_IMPORT].map(Gate::new);
     let first_ended = Notify::new();
@@ -377,7 +378,7 @@ async fn of_two_copiers_the_second_takes_over() {
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_copy_leaves_an_identity_as_it_was() {
     for retires in [false, true] {
-        let world = Arc::new(World::new(Duration::ZERO).await);
+        let world = Arc::new(TwoStores::new(Duration::ZERO).await);
         if retires {
             retire(&*world.source, true, |_| {}).await.expect("it is retired");
         }
@@ -400,7 +401,7 @@ async fn a_cancelled_copy_leaves_an_identity_as_it_was() {
 /// A copy is no way to change an identity.
 #[tokio::test(start_paused = true)]
 async fn a_copied_store_refuses_another_identity() {
-    let world = Arc::new(World::new(Duration::ZERO).await);
+    let world = Arc::new(TwoStores::new(Duration::ZERO).await);
     world.copy().await.expect("it is copied");
     let other =
         Settings::default().with(|settings| settings.identity = ibid::identity::StoreIdentity::new("other"));
@@ -414,7 +415,7 @@ async fn a_copied_store_refuses_another_identity() {
 async fn copies_and_a_cancellation_at_once_leave_one_store_open() {
     let mut ends = [0, 0];
     for seed in 1..=100 {
-        let world = Arc::new(World::new(Duration::ZERO).await);
+        let world = Arc::new(TwoStores::new(Duration::ZERO).await);
         world.dice.store(seed * 2 + 1, Ordering::SeqCst);
         let cancels = async {
             // The copies wait for running nodes most of the time: also cancel after that.
@@ -448,7 +449,7 @@ async fn copies_and_a_cancellation_at_once_leave_one_store_open() {
 
 #[tokio::test(start_paused = true)]
 async fn a_clock_that_is_set_during_a_copy_keeps_the_target_closed() {
-    let world = Arc::new(World::new(Duration::ZERO).await);
+    let world = Arc::new(TwoStores::new(Duration::ZERO).await);
     let (source, target) = world.ends();
     let on_step = |step| {
         if let CopyStep::Compared { .. } = step {
@@ -464,7 +465,7 @@ async fn a_clock_that_is_set_during_a_copy_keeps_the_target_closed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_row_that_was_changed_in_the_target_keeps_it_closed() {
-    let world = Arc::new(World::new(Duration::ZERO).await);
+    let world = Arc::new(TwoStores::new(Duration::ZERO).await);
     let (source, target) = world.ends();
     let on_step = |step| {
         if let CopyStep::Copied { part: CopiedPart::History, .. } = step {
@@ -484,7 +485,7 @@ async fn a_row_that_was_changed_in_the_target_keeps_it_closed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_source_is_copied_to_one_target() {
-    let world = Arc::new(World::new(Duration::ZERO).await);
+    let world = Arc::new(TwoStores::new(Duration::ZERO).await);
     let (source, target) = world.ends();
     let other = CopyEnd::new(Arc::new(MemoryStore::new(Clock::manual(START).0)), "memory:c");
     let stops = |step| {
@@ -513,9 +514,9 @@ async fn a_source_is_copied_to_one_target() {
 /// [`FaultyStore`] has no `CopyStore`.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_cannot_be_copied_is_refused_before_a_close() {
-    let world = Arc::new(World::new(Duration::ZERO).await);
+    let world = Arc::new(TwoStores::new(Duration::ZERO).await);
     let (source, target) = world.ends();
-    let wrap = |end: &CopyEnd| CopyEnd::new(FaultyStore::new(end.store.clone()), &end.place);
+    let wrap = |end: &CopyEnd| CopyEnd::new(FaultyStore::new(end.store.clone()), &end.display_url);
     for (from, to) in [(wrap(&source), target.clone()), (source.clone(), wrap(&target))] {
         let refused = copy(&from, &to, |_| {}).await.expect_err("one of them can't be copied");
         assert!(matches!(&refused, CopyError::Store(error) if !error.is_transient()), "{refused:?}");
@@ -526,7 +527,7 @@ async fn a_store_that_cannot_be_copied_is_refused_before_a_close() {
 
 #[tokio::test(start_paused = true)]
 async fn a_running_request_is_waited_for_and_swept() {
-    let world = Arc::new(World { recovers: true, ..World::new(Duration::ZERO).await });
+    let world = Arc::new(TwoStores { recovers: true, ..TwoStores::new(Duration::ZERO).await });
     let ibid = start(&world.source).await.expect("it starts");
     let Begin::Run(mut attempt) =
         ibid.begin(ask(&ibid, "shop", "running", Policy::default())).await.expect("it begins")

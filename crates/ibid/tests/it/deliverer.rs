@@ -21,19 +21,19 @@ use ibid_testkit::faults::{FaultyStore, StoreFault};
 use crate::request_fixture::{ask, takes_over_at_start};
 
 /// A process whose requests never end.
-struct World {
+struct HangingNode {
     node: Ibid,
     store: Arc<FaultyStore>,
     runs: Arc<Mutex<Vec<String>>>,
 }
 
-impl World {
-    async fn new() -> World {
+impl HangingNode {
+    async fn new() -> HangingNode {
         let store = FaultyStore::new(Arc::new(MemoryStore::new(Clock::system())));
         let node = Ibid::start(store.clone(), takes_over_at_start()).await.expect("it starts");
         let runs = Arc::default();
         node.resume_with(Arc::new(Hangs { node: node.clone(), tenants: Arc::clone(&runs) }));
-        World { node, store, runs }
+        HangingNode { node, store, runs }
     }
 
     /// Stores a record of `tenant` that is due, with its request.
@@ -85,7 +85,7 @@ impl Resume for Hangs {
 
 #[tokio::test(start_paused = true)]
 async fn accepted_requests_of_one_tenant_hold_up_no_other() {
-    let world = World::new().await;
+    let world = HangingNode::new().await;
     for key in 0..10_000 {
         world.put("greedy", key, State::Pending).await;
     }
@@ -98,7 +98,7 @@ async fn accepted_requests_of_one_tenant_hold_up_no_other() {
 
 #[tokio::test(start_paused = true)]
 async fn lapsed_requests_of_one_tenant_hold_up_no_other() {
-    let world = World::new().await;
+    let world = HangingNode::new().await;
     // More than one sweep reads.
     for key in 0..11_000 {
         world.put("greedy", key, State::InProgress).await;
@@ -112,7 +112,7 @@ async fn lapsed_requests_of_one_tenant_hold_up_no_other() {
 
 #[tokio::test(start_paused = true)]
 async fn requests_that_can_not_be_loaded_hold_up_no_other() {
-    let world = World::new().await;
+    let world = HangingNode::new().await;
     for key in 0..1_000 {
         world.put("unreadable", key, State::Pending).await;
     }

@@ -41,25 +41,26 @@ use ibid_testkit::faults::{FaultyStore, StoreFault};
 
 use crate::request_fixture::{Payment, takes_over_at_start};
 
-struct World {
+/// A node on a store in memory that the test can make fail.
+struct NodeOnFaultyStore {
     ibid: Ibid,
     store: Arc<FaultyStore>,
     hands: ClockSetter,
     policy: Arc<Policy>,
 }
 
-async fn world(policy: Policy) -> World {
+async fn world(policy: Policy) -> NodeOnFaultyStore {
     world_with(policy, takes_over_at_start()).await
 }
 
-async fn world_with(policy: Policy, settings: Settings) -> World {
+async fn world_with(policy: Policy, settings: Settings) -> NodeOnFaultyStore {
     let (clock, hands) = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
     let store = FaultyStore::new(Arc::new(MemoryStore::new(clock)));
     let ibid = Ibid::start(store.clone(), settings).await.expect("it starts");
-    World { ibid, store, hands, policy: Arc::new(policy) }
+    NodeOnFaultyStore { ibid, store, hands, policy: Arc::new(policy) }
 }
 
-impl World {
+impl NodeOnFaultyStore {
     fn ask(&self, key: &str) -> BeginRequest {
         let identity = Identity {
             tenant: Tenant::only(),

@@ -32,7 +32,8 @@ mod races;
 
 const SECRET: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
 
-struct World {
+/// An application behind the layer, with a webhook of its provider.
+struct AppWithHooks {
     app: IdempotencyService<Router>,
     ibid: Ibid,
     store: Arc<FaultyStore>,
@@ -40,7 +41,7 @@ struct World {
     gate: Arc<Semaphore>,
 }
 
-async fn world() -> World {
+async fn world() -> AppWithHooks {
     let (clock, hands) = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
     let store = FaultyStore::new(Arc::new(MemoryStore::new(clock)));
     let ibid = Ibid::start(store.clone(), Settings::default()).await.expect("it starts");
@@ -51,7 +52,7 @@ async fn world() -> World {
         Tenant::new(name).map_err(|_| MissingIdentityError)
     });
     let layer = IdempotencyLayer::new(ibid.clone(), tenants).hooks(vec![hook()]).expect("a good hook");
-    World { app: layer.layer(router), ibid, store, hands, gate }
+    AppWithHooks { app: layer.layer(router), ibid, store, hands, gate }
 }
 
 /// Sends a response that breaks off, after a permit if the request asks for that.
@@ -107,7 +108,7 @@ fn unsigned_webhook(event: &'static str, kind: &str, key: &str) -> UnsignedWebho
     UnsignedWebhook { event, body, source: "psp", secret: SECRET, signed_at: now() }
 }
 
-impl World {
+impl AppWithHooks {
     async fn send(&self, request: Request<Body>) -> (u16, HeaderMap, Vec<u8>) {
         let answer = self.app.clone().oneshot(request).await.unwrap_or_else(|never| match never {});
         let (head, body) = answer.into_parts();

@@ -47,7 +47,8 @@ struct Api {
     gate: Option<Arc<Semaphore>>,
 }
 
-struct World {
+/// An application behind the layer, on a store that the test can make fail.
+struct GuardedApp {
     api: Api,
     app: IdempotencyService<Router>,
     ibid: Ibid,
@@ -55,11 +56,11 @@ struct World {
     hands: ClockSetter,
 }
 
-async fn world(policy: Policy) -> World {
+async fn world(policy: Policy) -> GuardedApp {
     world_with(policy, vec![], Settings::default()).await
 }
 
-async fn world_with(policy: Policy, rules: Vec<Rule>, settings: Settings) -> World {
+async fn world_with(policy: Policy, rules: Vec<Rule>, settings: Settings) -> GuardedApp {
     let (clock, hands) = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
     let store = FaultyStore::new(Arc::new(MemoryStore::new(clock)));
     let routes = Routes::new(policy, rules).expect("good routes");
@@ -83,7 +84,7 @@ async fn world_with(policy: Policy, rules: Vec<Rule>, settings: Settings) -> Wor
         None => Err(MissingIdentityError),
     });
     let app = IdempotencyLayer::with_routes(ibid.clone(), tenants, routes).layer(router);
-    World { api, app, ibid, store, hands }
+    GuardedApp { api, app, ibid, store, hands }
 }
 
 async fn handle(State(api): State<Api>, headers: HeaderMap, body: Bytes) -> Response<Body> {
@@ -227,7 +228,7 @@ impl Post {
     }
 }
 
-impl World {
+impl GuardedApp {
     async fn send(&self, post: Post) -> AttemptResponse {
         read(self.app.clone().oneshot(post.build()).await).await
     }
@@ -283,7 +284,7 @@ where
 }
 
 /// Builds a second guard on the same store, with an empty cache.
-async fn fresh_node(world: &World) -> IdempotencyService<Router> {
+async fn fresh_node(world: &GuardedApp) -> IdempotencyService<Router> {
     let settings = Settings::default().with(|settings| settings.identity = StoreIdentity::new("a header"));
     let ibid = Ibid::start(world.store.clone(), settings).await.expect("it starts");
     let router =

@@ -51,7 +51,8 @@ async fn handle(
     (StatusCode::CREATED, format!("{who} {} {text} in run {}", guarded.key.as_str(), guarded.attempt))
 }
 
-struct World {
+/// An application whose requests are accepted and run later.
+struct AsyncApp {
     api: Api,
     app: IdempotencyService<Router>,
     ibid: Ibid,
@@ -61,14 +62,14 @@ struct World {
     chores: Option<JoinHandle<()>>,
 }
 
-impl Drop for World {
+impl Drop for AsyncApp {
     fn drop(&mut self) {
         self.chores.iter().for_each(JoinHandle::abort);
     }
 }
 
 /// Builds a process that accepts requests for later; with `delivers` it also runs them.
-async fn world(policy: Policy, busy: usize, delivers: bool) -> World {
+async fn world(policy: Policy, busy: usize, delivers: bool) -> AsyncApp {
     let (clock, hands) = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
     let store = Arc::new(MemoryStore::new(clock));
     let faults = FaultyStore::new(store.clone());
@@ -83,10 +84,10 @@ async fn world(policy: Policy, busy: usize, delivers: bool) -> World {
         layer = layer.resumes::<_, Body, _>(router.clone());
         chores = Some(tokio::spawn(upkeep::run(ibid.clone(), Schedule::default())));
     }
-    World { api, app: layer.layer(router), ibid, store, faults, hands, chores }
+    AsyncApp { api, app: layer.layer(router), ibid, store, faults, hands, chores }
 }
 
-impl World {
+impl AsyncApp {
     async fn pay(&self) -> (StatusCode, HeaderMap, String) {
         self.send("five", "").await
     }

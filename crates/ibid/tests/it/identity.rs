@@ -28,8 +28,9 @@ use ibid_core::time::Timestamp;
 use ibid_testkit::faults::{FaultyStore, StoreFault};
 use tower::{Layer, ServiceExt};
 
+/// The store that all nodes of a test share.
 #[derive(Clone)]
-struct World {
+struct SharedStore {
     store: Arc<FaultyStore>,
     hands: ClockSetter,
     runs: Arc<AtomicUsize>,
@@ -41,10 +42,14 @@ struct Node {
     app: IdempotencyService<Router>,
 }
 
-impl World {
-    fn new() -> World {
+impl SharedStore {
+    fn new() -> SharedStore {
         let (clock, hands) = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
-        World { store: FaultyStore::new(Arc::new(MemoryStore::new(clock))), hands, runs: Arc::default() }
+        SharedStore {
+            store: FaultyStore::new(Arc::new(MemoryStore::new(clock))),
+            hands,
+            runs: Arc::default(),
+        }
     }
 
     async fn try_start(&self, routes: Routes, tenant: &str) -> Result<Node, StartError> {
@@ -166,7 +171,7 @@ fn others() -> Vec<(Routes, &'static str)> {
 
 #[tokio::test(start_paused = true)]
 async fn another_identity_is_refused_with_the_difference() {
-    let world = World::new();
+    let world = SharedStore::new();
     world.start(plain()).await;
     for (other, difference) in others() {
         let refused = world.try_start(other, "t").await.err().expect(difference).to_string();
@@ -183,7 +188,7 @@ async fn another_identity_is_refused_with_the_difference() {
 async fn after_a_change_a_retry_finds_its_record() {
     for (next, difference) in others() {
         for (before, after) in [(plain(), next.clone()), (next, plain())] {
-            let world = World::new();
+            let world = SharedStore::new();
             let first = world.start(before).await.pay("b").await;
             world.change().await;
             let node = world.start(after).await;
@@ -197,7 +202,7 @@ async fn after_a_change_a_retry_finds_its_record() {
 
 #[tokio::test(start_paused = true)]
 async fn a_retryable_record_runs_again_under_its_old_id() {
-    let world = World::new();
+    let world = SharedStore::new();
     assert_eq!(world.start(plain()).await.pay("again").await.0, StatusCode::TOO_MANY_REQUESTS);
     let before = world.records().await;
     world.change().await;
@@ -210,7 +215,7 @@ async fn a_retryable_record_runs_again_under_its_old_id() {
 
 #[tokio::test(start_paused = true)]
 async fn an_unknown_record_is_not_passed_by() {
-    let world = World::new();
+    let world = SharedStore::new();
     world.start(plain()).await.pay("broken").await;
     for (generation, next) in [routes(wide()), plain(), routes(wide())].into_iter().enumerate() {
         world.change().await;
@@ -222,7 +227,7 @@ async fn an_unknown_record_is_not_passed_by() {
 
 #[tokio::test(start_paused = true)]
 async fn an_expired_record_is_sealed_before_its_key_moves() {
-    let world = World::new();
+    let world = SharedStore::new();
     world.start(plain()).await.pay("b").await;
     let before = world.versions().await;
     world.hands.advance(Policy::default().retention * 2);
@@ -244,7 +249,7 @@ async fn a_key_in_its_old_place_is_not_run_unguarded() {
             policy.key = KeyRule::Optional;
         }))
     };
-    let world = World::new();
+    let world = SharedStore::new();
     world.start(optional("header:x-request-key")).await.pay("b").await;
     world.change().await;
     let node = world.start(optional("header:x-other")).await;
@@ -254,7 +259,7 @@ async fn a_key_in_its_old_place_is_not_run_unguarded() {
 
 #[tokio::test(start_paused = true)]
 async fn a_retired_identity_begins_and_delivers_nothing() {
-    let world = World::new();
+    let world = SharedStore::new();
     let node = world.start(plain()).await;
     let ask = crate::request_fixture::ask(&node.ibid, "acme", "reserved", Policy::default());
     let Ok(Begin::Run(mut attempt)) = node.ibid.begin(ask).await else { panic!("it is new") };
@@ -271,7 +276,7 @@ async fn a_retired_identity_begins_and_delivers_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn an_identity_that_was_not_read_for_too_long_delivers_nothing() {
-    let world = World::new();
+    let world = SharedStore::new();
     let node = world.start(plain()).await;
     let ask = crate::request_fixture::ask(&node.ibid, "acme", "reserved", Policy::default());
     let Ok(Begin::Run(mut attempt)) = node.ibid.begin(ask).await else { panic!("it is new") };
@@ -285,7 +290,7 @@ async fn an_identity_that_was_not_read_for_too_long_delivers_nothing() {
 #[tokio::test(start_paused = true)]
 async fn a_request_accepted_before_a_change_is_delivered_after_it() {
     let later = Policy::default().with(|policy| policy.answer = AnswerRule::Async);
-    let world = World::new();
+    let world = SharedStore::new();
     let node = world.start(routes(later.clone())).await;
     assert_eq!(node.pay("b").await.0, StatusCode::ACCEPTED);
     world.change().await;
@@ -296,7 +301,7 @@ async fn a_request_accepted_before_a_change_is_delivered_after_it() {
 
 #[tokio::test(start_paused = true)]
 async fn no_process_starts_while_the_identity_is_being_changed() {
-    let world = World::new();
+    let world = SharedStore::new();
     world.start(plain()).await;
     let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
     let store = world.store.clone();
@@ -314,7 +319,7 @@ async fn no_process_starts_while_the_identity_is_being_changed() {
 
 #[tokio::test(start_paused = true)]
 async fn previous_ids_are_forgotten_once_their_records_have_gone() {
-    let world = World::new();
+    let world = SharedStore::new();
     world.start(plain()).await.pay("b").await;
     world.change().await;
     let node = world.start(routes(wide())).await;
@@ -330,7 +335,7 @@ async fn previous_ids_are_forgotten_once_their_records_have_gone() {
 
 #[tokio::test(start_paused = true)]
 async fn at_most_two_previous_identities_are_looked_up() {
-    let world = World::new();
+    let world = SharedStore::new();
     world.start(plain()).await.pay("b").await;
     let bound = Policy::default().with(|policy| policy.bind = BindRule::Principal);
     for next in [routes(wide()), routes(bound)] {
@@ -344,7 +349,7 @@ async fn at_most_two_previous_identities_are_looked_up() {
 
 #[tokio::test(start_paused = true)]
 async fn another_tenant_source_needs_an_empty_store_or_a_word() {
-    let world = World::new();
+    let world = SharedStore::new();
     world.start(plain()).await;
     world.change().await;
     world.try_start(plain(), "u").await.expect("the store has no records").pay("b").await;
@@ -360,7 +365,7 @@ async fn another_tenant_source_needs_an_empty_store_or_a_word() {
 #[tokio::test(start_paused = true)]
 #[should_panic(expected = "the defaults: scope `operation` → `tenant`")]
 async fn a_guard_with_other_routes_than_it_was_started_with_panics() {
-    let world = World::new();
+    let world = SharedStore::new();
     let settings = Settings::default().with(|settings| settings.identity = StoreIdentity::new("t"));
     let ibid = Ibid::start(world.store.clone(), settings).await.expect("it starts");
     let _ = IdempotencyLayer::with_routes(ibid, TenantSource::only(), routes(wide()));

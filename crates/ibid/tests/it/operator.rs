@@ -24,19 +24,20 @@ use ibid_testkit::faults::{FaultyStore, StoreFault};
 
 use crate::request_fixture::{ask, takes_over_at_start};
 
-struct World {
+/// A node, and an operator who acts on its store.
+struct NodeWithOperator {
     ibid: Ibid,
     operator: Operator,
     store: Arc<FaultyStore>,
     hands: ClockSetter,
 }
 
-impl World {
-    async fn new() -> World {
+impl NodeWithOperator {
+    async fn new() -> NodeWithOperator {
         let (clock, hands) = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
         let store = FaultyStore::new(Arc::new(MemoryStore::new(clock)));
         let ibid = Ibid::start(store.clone(), Settings::default()).await.expect("it starts");
-        World { operator: Operator::new(&ibid), ibid, store, hands }
+        NodeWithOperator { operator: Operator::new(&ibid), ibid, store, hands }
     }
 
     fn ask_of(&self, tenant: &str, key: &str) -> BeginRequest {
@@ -116,7 +117,7 @@ fn seen_version(stored: &StoredRecord) -> SeenVersion {
 
 #[tokio::test]
 async fn an_unknown_record_resolved_as_executed_replays_that_answer() {
-    let world = World::new().await;
+    let world = NodeWithOperator::new().await;
     let id = world.unknown("k").await;
     let stored =
         world.operator.resolve(id, None, &executed_observation(), &ann()).await.expect("it is settled");
@@ -130,7 +131,7 @@ async fn an_unknown_record_resolved_as_executed_replays_that_answer() {
 
 #[tokio::test]
 async fn an_unknown_record_resolved_as_not_executed_runs_once_more() {
-    let world = World::new().await;
+    let world = NodeWithOperator::new().await;
     let id = world.unknown("k").await;
     world.operator.resolve(id, None, &Observation::NotExecuted, &bob()).await.expect("it is settled");
     let line = "resolved as not executed, unknown to retryable, by bob: the bank never saw it";
@@ -145,7 +146,7 @@ async fn an_unknown_record_resolved_as_not_executed_runs_once_more() {
 
 #[tokio::test]
 async fn a_forgotten_key_runs_as_new_despite_the_cache() {
-    let world = World::new().await;
+    let world = NodeWithOperator::new().await;
     let id = world.make_completed("k").await;
     assert!(matches!(world.begin("k").await, Begin::Skip(Outcome::Completed(_))), "it is in the cache");
     world.operator.forget(id, None, &ann()).await.expect("it is forgotten");
@@ -156,7 +157,7 @@ async fn a_forgotten_key_runs_as_new_despite_the_cache() {
 
 #[tokio::test]
 async fn a_refused_action_shows_the_record_as_it_is() {
-    let world = World::new().await;
+    let world = NodeWithOperator::new().await;
     let (unknown, completed) = (world.unknown("u").await, world.make_completed("c").await);
     let running = world.run("r").await;
     let busy = world.ask_of("shop", "r").id;
@@ -178,7 +179,7 @@ async fn a_refused_action_shows_the_record_as_it_is() {
 
 #[tokio::test]
 async fn acknowledging_a_dead_letter_changes_nothing_else() {
-    let world = World::new().await;
+    let world = NodeWithOperator::new().await;
     let before = world.make_abandoned("k").await;
     assert_eq!((before.record.state, before.record.flags.dead_letter), (State::Completed, true));
     assert_eq!(world.count_dead_letters().await, 1);
@@ -218,7 +219,7 @@ async fn acknowledging_a_dead_letter_changes_nothing_else() {
 
 #[tokio::test]
 async fn only_a_dead_letter_whose_outcome_is_known_can_be_seen_to() {
-    let world = World::new().await;
+    let world = NodeWithOperator::new().await;
     let (unknown, completed) = (world.unknown("u").await, world.make_completed("c").await);
     assert_eq!(world.count_dead_letters().await, 1, "an unknown record without a lookup is a dead letter");
     for (id, state) in [(unknown, State::Unknown), (completed, State::Completed)] {
@@ -234,7 +235,7 @@ async fn only_a_dead_letter_whose_outcome_is_known_can_be_seen_to() {
 
 #[tokio::test]
 async fn a_dead_letter_outlives_its_retention_until_acknowledged() {
-    let world = World::new().await;
+    let world = NodeWithOperator::new().await;
     let letter = world.make_abandoned("k").await.record;
     let node = Ibid::for_upkeep(world.store.clone(), takes_over_at_start());
     world.hands.advance(Policy::default().retention * 10);
@@ -249,7 +250,7 @@ async fn a_dead_letter_outlives_its_retention_until_acknowledged() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn only_one_of_many_operators_settles_a_record() {
-    let world = World::new().await;
+    let world = NodeWithOperator::new().await;
     let id = world.unknown("k").await;
     let act = async |index: usize| {
         let operator = world.operator.clone();
@@ -277,7 +278,7 @@ async fn only_one_of_many_operators_settles_a_record() {
 
 #[tokio::test]
 async fn an_action_on_an_outdated_view_is_refused() {
-    let world = World::new().await;
+    let world = NodeWithOperator::new().await;
     let id = world.unknown("k").await;
     let looked_at = world.operator.history(id).await.expect("it is there").stored.record.version;
     world.operator.resolve(id, Some(looked_at), &Observation::NotExecuted, &bob()).await.expect("as it was");
@@ -290,7 +291,7 @@ async fn an_action_on_an_outdated_view_is_refused() {
 
 #[tokio::test]
 async fn an_act_whose_reply_is_lost_is_recognised_as_done() {
-    let world = World::new().await;
+    let world = NodeWithOperator::new().await;
     let id = world.unknown("k").await;
     world.store.set(StoreFault::LosesReplies);
     let (operator, store) = (world.operator.clone(), world.store.clone());
@@ -309,7 +310,7 @@ async fn an_act_whose_reply_is_lost_is_recognised_as_done() {
 
 #[tokio::test]
 async fn an_operators_oversized_response_is_refused() {
-    let world = World::new().await;
+    let world = NodeWithOperator::new().await;
     let id = world.unknown("k").await;
     let body = vec![b'x'; Policy::default().max_response_body as usize + 1];
     let large = Observation::Executed(answer(200, "text/plain", body));
@@ -320,7 +321,7 @@ async fn an_operators_oversized_response_is_refused() {
 
 #[tokio::test]
 async fn a_bulk_action_changes_only_records_as_previewed() {
-    let world = World::new().await;
+    let world = NodeWithOperator::new().await;
     for key in ["a", "b", "c"] {
         world.unknown(key).await;
     }
@@ -344,7 +345,7 @@ async fn a_bulk_action_changes_only_records_as_previewed() {
 
 #[tokio::test]
 async fn pages_follow_one_another_and_the_last_has_no_cursor() {
-    let world = World::new().await;
+    let world = NodeWithOperator::new().await;
     for index in 0..5 {
         world.unknown(&format!("k{index}")).await;
     }
@@ -369,7 +370,7 @@ async fn pages_follow_one_another_and_the_last_has_no_cursor() {
 
 #[tokio::test]
 async fn tenants_are_ranked_by_their_share_of_duplicates() {
-    let world = World::new().await;
+    let world = NodeWithOperator::new().await;
     let send = async |tenant: &str, key: String| {
         if let Begin::Run(attempt) = world.ibid.begin(world.ask_of(tenant, &key)).await.expect("it answers") {
             let _ = attempt.finish(Response::plain(201, "text/plain", String::new())).await;

@@ -36,11 +36,11 @@ mod webhook_http;
 mod worker_loop;
 
 use crate::lossy_database::Reply;
-use harness::{Provider, World, because, made_outcome, not_made};
+use harness::{NodeOnSqlite, Provider, because, made_outcome, not_made};
 
 #[tokio::test]
 async fn an_effect_enqueued_with_a_business_row_is_carried_out_once() {
-    let (world, provider) = (World::new().await, Provider::new("w", |_| made_outcome()));
+    let (world, provider) = (NodeOnSqlite::new().await, Provider::new("w", |_| made_outcome()));
     world.pay("k", [NewEffect::new("charge", "charge", "42")]).await;
     let worker = world.worker(&provider);
     assert_eq!(worker.run_once().await.unwrap(), WorkerRound::default().with(|round| round.done = 1));
@@ -61,7 +61,7 @@ async fn an_effect_enqueued_with_a_business_row_is_carried_out_once() {
 
 #[tokio::test]
 async fn a_rolled_back_transaction_enqueues_nothing() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let mut attempt = world.begin("k").await;
     let mut inside = attempt.join_tx(world.tx().await).await.unwrap();
     inside.enqueue(NewEffect::new("charge", "charge", "")).await.unwrap();
@@ -71,7 +71,7 @@ async fn a_rolled_back_transaction_enqueues_nothing() {
 
 #[tokio::test]
 async fn a_replay_enqueues_nothing() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
     assert!(matches!(world.ibid.begin(world.ask("k")).await.unwrap(), Begin::Skip(Outcome::Completed(_))));
     assert_eq!(world.effects().await.len(), 1);
@@ -79,7 +79,7 @@ async fn a_replay_enqueues_nothing() {
 
 #[tokio::test]
 async fn an_ended_effect_is_reaped_but_a_dead_one_never() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let provider = Provider::new("w", |call| match call.name.as_str() {
         "mail" => CallOutcome::Refused { why: "no such address".into() },
         _ => made_outcome(),
@@ -117,7 +117,7 @@ async fn an_ended_effect_is_reaped_but_a_dead_one_never() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_workers_carry_out_five_hundred_effects_once_each() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     for key in 0..50 {
         let names = (0..10).map(|n| NewEffect::new(format!("e{n}"), "charge", ""));
         world.pay(&format!("k{key}"), names).await;
@@ -135,7 +135,7 @@ async fn two_workers_carry_out_five_hundred_effects_once_each() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn effects_of_one_aggregate_keep_their_order_under_two_workers() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     for n in 0..20 {
         let effect = |who: &str| NewEffect::new(who, "charge", n.to_string()).ordered_by(who);
         world.pay(&format!("k{n}"), [effect("x"), effect("y")]).await;
@@ -150,7 +150,7 @@ async fn effects_of_one_aggregate_keep_their_order_under_two_workers() {
 
 #[tokio::test]
 async fn a_dead_letter_blocks_its_aggregate_until_discarded() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let provider = Provider::new("w", |call| match call.name.as_str() {
         "first" => CallOutcome::Refused { why: "card expired".into() },
         _ => made_outcome(),
@@ -171,7 +171,7 @@ async fn a_dead_letter_blocks_its_aggregate_until_discarded() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_that_comes_back_late_is_refused_with_its_rows() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     world.pay("k", [NewEffect::new("charge", "charge", "").repeatable()]).await;
     let (gate, zombie) = world.silent_worker().await;
     world.pass(61);
@@ -190,7 +190,7 @@ async fn a_worker_that_comes_back_late_is_refused_with_its_rows() {
 
 #[tokio::test]
 async fn a_claim_that_ends_before_its_call_is_returned_uncalled() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let provider = Provider::new("w", |_| made_outcome());
     let rules = EffectRules::default().with(|rules| rules.lease_ms = 0);
     world.pay("k", [NewEffect::new("charge", "charge", "").rules(rules)]).await;
@@ -204,7 +204,7 @@ async fn a_claim_that_ends_before_its_call_is_returned_uncalled() {
 
 #[tokio::test]
 async fn pauses_grow_and_are_never_shorter_than_the_provider_asks() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let provider = Provider::new("w", |call| match call.tries {
         4 => CallOutcome::NotMade { why: "503".into(), after: Some(Duration::from_secs(900)) },
         _ => not_made("503"),
@@ -229,7 +229,7 @@ async fn pauses_grow_and_are_never_shorter_than_the_provider_asks() {
 
 #[tokio::test]
 async fn tries_end_in_a_dead_letter_with_the_last_error() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let provider = Provider::new("w", |call| not_made(&format!("{}: {}", call.tries, "x".repeat(5000))));
     let rules = EffectRules::default().with(|rules| rules.tries_max = 3);
     world.pay("k", [NewEffect::new("charge", "charge", "").rules(rules)]).await;
@@ -250,7 +250,7 @@ async fn tries_end_in_a_dead_letter_with_the_last_error() {
 
 #[tokio::test]
 async fn an_effect_that_owes_the_answer_gives_it_to_who_waits() {
-    let (world, provider) = (World::new().await, Provider::new("w", |_| made_outcome()));
+    let (world, provider) = (NodeOnSqlite::new().await, Provider::new("w", |_| made_outcome()));
     world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
     assert_eq!(world.record("k").await.state, State::Pending);
     let (ibid, ask) = (world.ibid.clone(), world.ask("k"));
@@ -267,7 +267,7 @@ async fn an_effect_that_owes_the_answer_gives_it_to_who_waits() {
 
 #[tokio::test]
 async fn a_dead_effect_made_after_all_answers_its_record() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let provider = Provider::new("w", |call| match call.tries {
         1 if call.provider_id.is_none() => CallOutcome::Refused { why: "card declined".into() },
         _ => made_outcome(),
@@ -289,7 +289,7 @@ async fn a_dead_effect_made_after_all_answers_its_record() {
 
 #[tokio::test]
 async fn a_call_without_its_owed_answer_leaves_the_record_unknown() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let provider = Provider::new("w", |_| CallOutcome::Made(outbox::CallResult::default()));
     world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
     assert_eq!(world.worker(&provider).run_once().await.unwrap().done, 1);
@@ -298,7 +298,7 @@ async fn a_call_without_its_owed_answer_leaves_the_record_unknown() {
 
 #[tokio::test]
 async fn an_unrecorded_result_is_recorded_without_a_second_call() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let provider = Provider::new("w", |_| made_outcome());
     let rules = EffectRules::default().with(|rules| rules.lease_ms = 300);
     world.pay("k", [NewEffect::new("charge", "charge", "").rules(rules)]).await;
@@ -318,7 +318,7 @@ async fn an_unrecorded_result_is_recorded_without_a_second_call() {
 #[tokio::test]
 async fn a_result_whose_commit_got_no_reply_is_written_once() {
     for reply in [Reply::Lost, Reply::NeverSent] {
-        let world = World::new().await;
+        let world = NodeOnSqlite::new().await;
         let provider = Provider::new("w", |_| made_outcome());
         // Not repeatable: a call that is known to have been made must not end as unknown.
         world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
@@ -335,7 +335,7 @@ async fn a_claim_that_got_no_reply_is_not_called_and_given_back() {
         (Reply::Lost, WorkerRound::default().with(|round| round.again = 1)),
         (Reply::NeverSent, WorkerRound::default().with(|round| round.lost = 1)),
     ] {
-        let world = World::new().await;
+        let world = NodeOnSqlite::new().await;
         let provider = Provider::new("w", |_| made_outcome());
         world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
         let worker = world.lossy_worker(&provider, &[reply]);

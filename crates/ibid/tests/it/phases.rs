@@ -13,7 +13,7 @@ use crate::adapters::databases::{
     MysqlAsyncPools, RusqliteConnections, SqlxMysqlPools, SqlxPostgresPools, SqlxSqlitePools, TestDatabase,
     TokioPostgresPools,
 };
-use crate::transaction::harness::World;
+use crate::transaction::harness::NodeOnDatabase;
 
 /// The policy for a handler that works in phases.
 fn policy() -> Policy {
@@ -27,7 +27,7 @@ macro_rules! every_rule {
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn phases_keep_their_rules() {
-                let world = World::<$adapter>::under(policy(), $test_db).await;
+                let world = NodeOnDatabase::<$adapter>::under(policy(), $test_db).await;
                 in_transaction::every_rule(&world).await;
                 external_call::every_rule(&world).await;
                 key_window::every_rule(&world).await;
@@ -35,7 +35,7 @@ macro_rules! every_rule {
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn a_lapsed_request_goes_on_behind_the_guard() {
-                let world = World::<$adapter>::under(policy(), $test_db).await;
+                let world = NodeOnDatabase::<$adapter>::under(policy(), $test_db).await;
                 resume::every_rule(world).await;
             }
         })*

@@ -27,7 +27,7 @@ use crate::request_fixture::{ask, takes_over_at_start};
 
 #[tokio::test]
 async fn a_tombstone_refuses_its_key_until_it_is_purged() {
-    for world in [World::in_memory().await, World::on_sqlite().await] {
+    for world in [NodeAndStore::in_memory().await, NodeAndStore::on_sqlite().await] {
         let policy = Policy::default().with(|policy| {
             policy.retention = HOUR;
             policy.tombstone = 24 * HOUR;
@@ -57,7 +57,7 @@ async fn a_tombstone_refuses_its_key_until_it_is_purged() {
 
 #[tokio::test]
 async fn an_expired_key_may_run_again_over_its_tombstone() {
-    for world in [World::in_memory().await, World::on_sqlite().await] {
+    for world in [NodeAndStore::in_memory().await, NodeAndStore::on_sqlite().await] {
         let policy = Policy::default().with(|policy| {
             policy.retention = HOUR;
             policy.tombstone = 24 * HOUR;
@@ -76,7 +76,7 @@ async fn an_expired_key_may_run_again_over_its_tombstone() {
 
 #[tokio::test]
 async fn without_a_tombstone_a_record_is_removed_at_once() {
-    for world in [World::in_memory().await, World::on_sqlite().await] {
+    for world in [NodeAndStore::in_memory().await, NodeAndStore::on_sqlite().await] {
         let policy = Policy::default();
         world.pay("done", &policy).await;
         let Begin::Run(running) = world.begin("running", &policy).await else { panic!("it is new") };
@@ -104,7 +104,7 @@ async fn without_a_tombstone_a_record_is_removed_at_once() {
 
 #[tokio::test]
 async fn an_unknown_record_expires_with_a_warning() {
-    for world in [World::in_memory().await, World::on_sqlite().await] {
+    for world in [NodeAndStore::in_memory().await, NodeAndStore::on_sqlite().await] {
         let policy = Policy::default().with(|policy| {
             policy.unknown_retention = Some(48 * HOUR);
             policy.tombstone = HOUR;
@@ -134,7 +134,7 @@ async fn an_unknown_record_expires_with_a_warning() {
 
 #[tokio::test]
 async fn what_was_accepted_and_never_claimed_is_answered_with_408() {
-    for world in [World::in_memory().await, World::on_sqlite().await] {
+    for world in [NodeAndStore::in_memory().await, NodeAndStore::on_sqlite().await] {
         let policy = Policy::default().with(|policy| policy.answer = AnswerRule::Async);
         let mut ask = world.ask("k", &policy);
         ask.later = Some(Bytes::from_static(b"the request"));
@@ -149,7 +149,7 @@ async fn what_was_accepted_and_never_claimed_is_answered_with_408() {
 
 #[tokio::test]
 async fn an_unclaimed_request_is_found_behind_those_with_time_left() {
-    for world in [World::in_memory().await, World::on_sqlite().await] {
+    for world in [NodeAndStore::in_memory().await, NodeAndStore::on_sqlite().await] {
         let accept = async |key: &str, deadline| {
             let policy = Policy::default().with(|policy| {
                 policy.answer = AnswerRule::Async;
@@ -176,7 +176,7 @@ async fn an_unclaimed_request_is_found_behind_those_with_time_left() {
 
 #[tokio::test]
 async fn a_round_skips_a_bounded_number_of_rows() {
-    let world = World::on_sqlite().await;
+    let world = NodeAndStore::on_sqlite().await;
     let live = TestRecord::fresh();
     let mut change = insert(&live, draft(&live, State::Unknown));
     for _ in 0..15_000 {
@@ -206,7 +206,7 @@ async fn a_failing_reap_target_does_not_stop_the_others() {
     for fails in [ReapTarget::Records, ReapTarget::Effects { keep: keep.effects }] {
         let (clock, hands) = Clock::manual(START);
         let faulty = FaultyStore::new(Arc::new(MemoryStore::new(clock)));
-        let world = World::new(faulty.clone(), hands, None).await;
+        let world = NodeAndStore::new(faulty.clone(), hands, None).await;
         let recorder = PrometheusBuilder::new().build_recorder();
         let metrics_page = recorder.handle();
         let _counts = metrics::set_default_local_recorder(&recorder);
@@ -261,7 +261,7 @@ async fn a_failing_reap_target_does_not_stop_the_others() {
 async fn a_backlog_of_records_leaves_time_for_history() {
     let (clock, hands) = Clock::manual(START);
     let faulty = FaultyStore::new(Arc::new(MemoryStore::new(clock)));
-    let world = World::new(faulty.clone(), hands, None).await;
+    let world = NodeAndStore::new(faulty.clone(), hands, None).await;
     let name = TestRecord::fresh();
     let going = Draft { purge_in: Some(Duration::ZERO), ..draft(&name, State::Completed) };
     let mut change = insert(&name, going.clone());
@@ -287,7 +287,7 @@ async fn a_backlog_of_records_leaves_time_for_history() {
 
 #[tokio::test]
 async fn a_store_far_ahead_of_this_node_is_not_reaped() {
-    for world in [World::in_memory().await, World::on_sqlite().await] {
+    for world in [NodeAndStore::in_memory().await, NodeAndStore::on_sqlite().await] {
         let minute = HOUR / 60;
         world.going().await;
         let node_now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
@@ -308,7 +308,7 @@ async fn a_store_far_ahead_of_this_node_is_not_reaped() {
 async fn an_estimated_count_is_marked_in_the_metrics() {
     let (clock, hands) = Clock::manual(START);
     let faulty = FaultyStore::new(Arc::new(MemoryStore::new(clock)));
-    let world = World::new(faulty.clone(), hands, None).await;
+    let world = NodeAndStore::new(faulty.clone(), hands, None).await;
     let recorder = PrometheusBuilder::new().build_recorder();
     let metrics_page = recorder.handle();
     let _counts = metrics::set_default_local_recorder(&recorder);
@@ -320,32 +320,37 @@ async fn an_estimated_count_is_marked_in_the_metrics() {
     }
 }
 
-struct World {
+/// A node, and the store whose clock the test moves.
+struct NodeAndStore {
     ibid: Ibid,
     store: Arc<dyn Store>,
     hands: ClockSetter,
     _directory: Option<tempfile::TempDir>,
 }
 
-impl World {
-    async fn in_memory() -> World {
+impl NodeAndStore {
+    async fn in_memory() -> NodeAndStore {
         let (clock, hands) = Clock::manual(START);
-        World::new(Arc::new(MemoryStore::new(clock)), hands, None).await
+        NodeAndStore::new(Arc::new(MemoryStore::new(clock)), hands, None).await
     }
 
-    async fn on_sqlite() -> World {
+    async fn on_sqlite() -> NodeAndStore {
         let (clock, hands) = Clock::manual(START);
         let directory = tempfile::tempdir().expect("a directory");
         let options = SqliteOptions::default().with(|options| options.clock = clock);
         let store = SqliteStore::open(&directory.path().join("ibid.db"), options).expect("it opens");
-        World::new(Arc::new(store), hands, Some(directory)).await
+        NodeAndStore::new(Arc::new(store), hands, Some(directory)).await
     }
 
-    async fn new(store: Arc<dyn Store>, hands: ClockSetter, directory: Option<tempfile::TempDir>) -> World {
+    async fn new(
+        store: Arc<dyn Store>,
+        hands: ClockSetter,
+        directory: Option<tempfile::TempDir>,
+    ) -> NodeAndStore {
         // A node's cache uses real time, so it is turned off.
         let settings = Settings::default().with(|settings| settings.cache_ttl = Duration::ZERO);
         let ibid = Ibid::start(store.clone(), settings).await.expect("it starts");
-        World { ibid, store, hands, _directory: directory }
+        NodeAndStore { ibid, store, hands, _directory: directory }
     }
 
     fn ask(&self, key: &str, policy: &Policy) -> BeginRequest {

@@ -22,18 +22,19 @@ use tokio::sync::{Barrier, Notify};
 
 use crate::request_fixture::{ask, takes_over_at_start};
 
-struct World {
+/// A node on a store in memory whose clock the test moves.
+struct NodeOnMemoryStore {
     ibid: Ibid,
     store: Arc<MemoryStore>,
     hands: ClockSetter,
 }
 
-impl World {
-    async fn new() -> World {
+impl NodeOnMemoryStore {
+    async fn new() -> NodeOnMemoryStore {
         let (clock, hands) = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
         let store = Arc::new(MemoryStore::new(clock));
         let ibid = Ibid::start(store.clone(), takes_over_at_start()).await.expect("it starts");
-        World { ibid, store, hands }
+        NodeOnMemoryStore { ibid, store, hands }
     }
 
     fn ask(&self, key: &str) -> BeginRequest {
@@ -139,7 +140,7 @@ fn stats(change: impl FnOnce(&mut ReconcileStats)) -> ReconcileStats {
 #[tokio::test]
 async fn a_looked_up_response_is_replayed_even_if_declined() {
     for status in [201, 402] {
-        let world = World::new().await;
+        let world = NodeOnMemoryStore::new().await;
         let _late = world.unknown("k").await;
         let lookup = ScriptedLookup::returning([LookupResult::Executed(answer(status))]);
         assert_eq!(
@@ -171,7 +172,7 @@ async fn a_looked_up_response_is_replayed_even_if_declined() {
 
 #[tokio::test]
 async fn not_executed_is_believed_at_the_second_lookup() {
-    let world = World::new().await;
+    let world = NodeOnMemoryStore::new().await;
     let _late = world.unknown("k").await;
     let lookup = ScriptedLookup::returning([LookupResult::NotExecuted, LookupResult::NotExecuted]);
     world.hands.advance(SETTLE);
@@ -202,7 +203,7 @@ async fn not_executed_is_believed_at_the_second_lookup() {
 
 #[tokio::test]
 async fn not_there_at_first_and_executed_after_all_is_completed() {
-    let world = World::new().await;
+    let world = NodeOnMemoryStore::new().await;
     let _late = world.unknown("k").await;
     let lookup = ScriptedLookup::returning([LookupResult::NotExecuted, LookupResult::Executed(answer(201))]);
     for settled in [0, 1] {
@@ -220,7 +221,7 @@ async fn not_there_at_first_and_executed_after_all_is_completed() {
 
 #[tokio::test]
 async fn after_the_last_lookup_a_record_is_a_dead_letter() {
-    let world = World::new().await;
+    let world = NodeOnMemoryStore::new().await;
     let _late = world.unknown("k").await;
     let lookup = ScriptedLookup::default();
     for dead_letters in [0, 0, 1] {
@@ -253,7 +254,7 @@ async fn after_the_last_lookup_a_record_is_a_dead_letter() {
 
 #[tokio::test(start_paused = true)]
 async fn a_lookup_that_panics_or_hangs_finds_nothing() {
-    let world = World::new().await;
+    let world = NodeOnMemoryStore::new().await;
     let mut late = Vec::new();
     for key in ["panics", "hangs", "known"] {
         late.push(world.unknown(key).await);
@@ -284,7 +285,7 @@ async fn a_lookup_that_panics_or_hangs_finds_nothing() {
 #[tokio::test]
 async fn two_reconcilers_at_once_count_one_lookup() {
     for (finding, settled) in [(LookupResult::Executed(answer(201)), 1), (LookupResult::Nothing, 0)] {
-        let world = World::new().await;
+        let world = NodeOnMemoryStore::new().await;
         let _late = world.unknown("k").await;
         world.hands.advance(SETTLE);
         // Neither lookup answers before both were called.
@@ -309,7 +310,7 @@ async fn two_reconcilers_at_once_count_one_lookup() {
 
 #[tokio::test]
 async fn a_late_response_during_a_lookup_wins() {
-    let world = World::new().await;
+    let world = NodeOnMemoryStore::new().await;
     let late = world.unknown("k").await;
     world.hands.advance(SETTLE);
     let (asked, answered) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
@@ -345,7 +346,7 @@ async fn a_late_response_during_a_lookup_wins() {
 
 #[tokio::test]
 async fn a_late_answer_after_a_question_finds_the_outcome_known() {
-    let world = World::new().await;
+    let world = NodeOnMemoryStore::new().await;
     let late = world.unknown("k").await;
     world.hands.advance(SETTLE);
     world.reconcile(ScriptedLookup::returning([LookupResult::Executed(answer(200))])).await;
@@ -357,7 +358,7 @@ async fn a_late_answer_after_a_question_finds_the_outcome_known() {
 
 #[tokio::test]
 async fn an_answer_too_large_to_keep_completes_the_record_without_it() {
-    let world = World::new().await;
+    let world = NodeOnMemoryStore::new().await;
     let _late = world.unknown("k").await;
     world.hands.advance(SETTLE);
     let large = Response { body: Bytes::from(vec![b'x'; 101]), ..answer(201) };
@@ -367,7 +368,7 @@ async fn an_answer_too_large_to_keep_completes_the_record_without_it() {
 
 #[tokio::test]
 async fn after_a_clock_jump_no_lookup_is_made() {
-    let world = World::new().await;
+    let world = NodeOnMemoryStore::new().await;
     let _late = world.unknown("k").await;
     let lookup = ScriptedLookup::returning([LookupResult::NotExecuted]);
     world.ibid.reconcile_with(Arc::new(lookup.clone()));
@@ -389,7 +390,7 @@ async fn a_record_without_a_lookup_uses_up_no_try() {
             panic!("it said that it can't")
         }
     }
-    let world = World::new().await;
+    let world = NodeOnMemoryStore::new().await;
     let _late = world.unknown("k").await;
     world.hands.advance(SETTLE);
     assert_eq!(world.reconcile(NotMine).await, ReconcileStats::default());
@@ -409,7 +410,7 @@ async fn foreign_unknown_records_do_not_starve_own_lookups() {
             self.0.find(doubtful)
         }
     }
-    let world = World::new().await;
+    let world = NodeOnMemoryStore::new().await;
     let mut late = Vec::new();
     // More than one batch, all due before our own records.
     for n in 0..200 {
@@ -440,7 +441,7 @@ async fn foreign_unknown_records_do_not_starve_own_lookups() {
 
 #[tokio::test]
 async fn a_node_for_upkeep_begins_nothing() {
-    let world = World::new().await;
+    let world = NodeOnMemoryStore::new().await;
     let node = Ibid::for_upkeep(world.store.clone(), takes_over_at_start());
     assert!(node.begin(world.ask("k")).await.is_err());
     assert!(
@@ -458,7 +459,7 @@ async fn a_node_for_upkeep_begins_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn questions_about_one_route_go_out_at_its_pace() {
-    let world = World::new().await;
+    let world = NodeOnMemoryStore::new().await;
     let mut late = Vec::new();
     for n in 0..150 {
         late.push(world.unknown(&format!("k{n}")).await);
@@ -491,7 +492,7 @@ async fn questions_about_one_route_go_out_at_its_pace() {
 async fn hung_lookups_of_a_tenant_or_route_delay_no_others() {
     // A tenant with many unknown outcomes on one route, and a route of many tenants.
     for (tenants, routes) in [(1, 50), (50, 1)] {
-        let world = World::new().await;
+        let world = NodeOnMemoryStore::new().await;
         let unknown = async |tenant: &str, route: &str, key: &str| {
             let mut rule = Reconcile::new(SETTLE, ATTEMPTS);
             rule.route = Some(route.to_owned());
@@ -528,7 +529,7 @@ async fn hung_lookups_of_a_tenant_or_route_delay_no_others() {
 
 #[tokio::test(start_paused = true)]
 async fn a_lookup_that_ends_makes_room_for_the_next_at_once() {
-    let world = World::new().await;
+    let world = NodeOnMemoryStore::new().await;
     let mut late = Vec::new();
     for n in 0..100 {
         late.push(world.unknown(&format!("k{n}")).await);

@@ -31,19 +31,19 @@ macro_rules! every_rule {
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn an_attempt_ends_inside_the_callers_transaction() {
-                let world = harness::World::<$adapter>::new($test_db).await;
+                let world = harness::NodeOnDatabase::<$adapter>::new($test_db).await;
                 attempt_tx::every_rule(&world).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn a_handler_behind_the_guard_ends_its_own_attempt() {
-                let world = harness::World::<$adapter>::under(http_layer::policy(), $test_db).await;
+                let world = harness::NodeOnDatabase::<$adapter>::under(http_layer::policy(), $test_db).await;
                 http_layer::every_rule(world).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn a_key_is_reserved_and_completed_by_one_commit() {
-                let world = harness::World::<$adapter>::new($test_db).await;
+                let world = harness::NodeOnDatabase::<$adapter>::new($test_db).await;
                 reserve_tx::every_rule(&world).await;
             }
         })*
@@ -68,7 +68,7 @@ macro_rules! every_commit_lasts {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $driver() {
             // On a separate server, because it creates a role.
-            durability::every_rule(&harness::World::<$adapter>::new(TestDatabase::own_postgres()).await).await;
+            durability::every_rule(&harness::NodeOnDatabase::<$adapter>::new(TestDatabase::own_postgres()).await).await;
         })*
     };
 }

@@ -16,11 +16,11 @@ use ibid_testkit::contract::{answering, draft, insert, load, put, response, tell
 use super::*;
 
 /// Starts a process on a store, so that a copy waits 200 ms for it.
-async fn start_on(store: Arc<dyn Store>, place: &str) -> CopyEnd {
+async fn start_on(store: Arc<dyn Store>, display_url: &str) -> CopyEnd {
     let settings =
         Settings::default().with(|settings| settings.identity_valid_for = Duration::from_millis(100));
     Ibid::start(store.clone(), settings).await.expect("it starts");
-    CopyEnd::new(store, place)
+    CopyEnd::new(store, display_url)
 }
 
 fn memory() -> Arc<MemoryStore> {
@@ -160,6 +160,6 @@ async fn a_user_who_cannot_see_transactions_closes_nothing() {
     server.sql("", "grant process on *.* to app@'127.0.0.1'");
     // A connection has the privileges of the instant at which it was made.
     let store = MysqlStore::open(&url, options()).await.expect("it opens");
-    let source = CopyEnd::new(Arc::new(store), source.place);
+    let source = CopyEnd::new(Arc::new(store), source.display_url);
     copy(&source, &target, |_| {}).await.expect("it is copied");
 }

@@ -162,7 +162,7 @@ async fn a_refusal_shows_no_password() {
     }
     let store = open(&url(":hunter2")).await;
     assert!(!format!("{store:?}").contains("hunter2"));
-    assert_eq!(RedisStore::place_of(&url("ann:hunter2")).expect("a URL"), server.url());
+    assert_eq!(RedisStore::display_url_of(&url("ann:hunter2")).expect("a URL"), server.url());
 }
 
 #[tokio::test]

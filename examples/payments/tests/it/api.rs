@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 use ibid_testkit::client::{TestRequest, TestResponse};
 use serde_json::Value;
 
+use crate::fixture::{Node, TestDatabase, json, payment};
 use crate::harness::Program;
-use crate::world::{Node, TestDatabase, json, payment};
 
 /// A node on a separate SQLite file. No processor listens on its provider address, so no payment is charged.
 struct Api {

@@ -6,8 +6,8 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 
+use crate::fixture::{DatabaseAndProcessor, Node, wait_for};
 use crate::harness::Program;
-use crate::world::{Node, World, wait_for};
 
 /// A node with an armed failpoint.
 pub(crate) struct ArmedNode {
@@ -17,7 +17,7 @@ pub(crate) struct ArmedNode {
 
 impl ArmedNode {
     /// Starts a node with `failpoints`, in the syntax of `IBID_FAILPOINTS`.
-    pub(crate) async fn start(world: &World, lease: &str, failpoints: &str) -> ArmedNode {
+    pub(crate) async fn start(world: &DatabaseAndProcessor, lease: &str, failpoints: &str) -> ArmedNode {
         ArmedNode::from_command(world.serve(lease, "100ms", "100ms"), failpoints).await
     }
 

@@ -22,8 +22,8 @@ use tokio::task::block_in_place;
 
 use crate::clients::{CompletedRequest, PlannedRequest, TOKEN, is_later, plan_requests};
 use crate::failpoints::failpoint_names;
+use crate::fixture::{DatabaseAndProcessor, TestDatabase, post_request, wait_for};
 use crate::harness::Program;
-use crate::world::{TestDatabase, World, post_request, wait_for};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_settles_whatever_is_killed_on_postgres() {
@@ -68,7 +68,7 @@ async fn everything_settles(database: TestDatabase) {
         seed,
         ..ProcessorOptions::default()
     });
-    let mut world = World { database, provider };
+    let mut world = DatabaseAndProcessor { database, provider };
     let mut dice = Dice(seed);
     let mut crashes: Vec<usize> = (0..CRASHES).map(|_| 1 + dice.below(CLIENTS * REQUESTS)).collect();
     if matches!(world.database, TestDatabase::Sqlite(_)) {
@@ -141,7 +141,7 @@ fn record_response(completed: &mut HashMap<String, CompletedRequest>, answer: Co
 }
 
 /// Proves that the faults happened: without them, the other assertions would hold trivially.
-async fn assert_faults_happened(world: &World, scene: &Scene, answers: usize) {
+async fn assert_faults_happened(world: &DatabaseAndProcessor, scene: &Scene, answers: usize) {
     let cut = scene.cut.load(Ordering::Relaxed);
     let (_, list) = world.provider.get("/charges").await;
     let (asked, charged) = (list["requests"].as_u64().expect("a number"), list["count"].as_u64());

@@ -10,8 +10,8 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use crate::fixture::{payment, ride, try_post_to, wait_for};
 use crate::harness::PATIENCE;
-use crate::world::{payment, ride, try_post_to, wait_for};
 
 /// A payment or ride that must be executed once.
 #[derive(Clone, Debug)]

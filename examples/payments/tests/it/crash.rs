@@ -9,7 +9,7 @@ use futures_util::stream::FuturesUnordered;
 use ibid_testkit::postgres::Postgres;
 use serde_json::Value;
 
-use crate::world::{Node, TestDatabase, World, json, on_both_databases, payment};
+use crate::fixture::{DatabaseAndProcessor, Node, TestDatabase, json, on_both_databases, payment};
 
 on_both_databases!(
     fifty_payments_in_flight_survive_a_kill,
@@ -25,7 +25,7 @@ async fn fifty_payments_survive_a_kill_on_mariadb() {
 
 async fn fifty_payments_in_flight_survive_a_kill(database: TestDatabase) {
     // In addition, the first call for each payment charges and gets no response.
-    let world = World::new(database, "reset=first");
+    let world = DatabaseAndProcessor::new(database, "reset=first");
     let node = world.node("2s");
     let answered = kill_after(10, 50, node).await;
     world.lapse().await;
@@ -34,14 +34,14 @@ async fn fifty_payments_in_flight_survive_a_kill(database: TestDatabase) {
 }
 
 async fn a_node_completes_the_payments_of_a_killed_one(database: TestDatabase) {
-    let world = World::new(database, "timeout=first");
+    let world = DatabaseAndProcessor::new(database, "timeout=first");
     let (killed, node) = (world.node("2s"), world.node("2s"));
     let answered = kill_after(5, 20, killed).await;
     assert_one_payment_per_key(&world, &node, 20, &answered).await;
 }
 
 async fn two_nodes_make_one_payment_of_one_key(database: TestDatabase) {
-    let world = World::new(database, "");
+    let world = DatabaseAndProcessor::new(database, "");
     let nodes = [world.node("10s"), world.node("10s")];
     let keys: Vec<String> = (0..10).map(key).collect();
     let body = payment("c", 500);
@@ -67,7 +67,7 @@ async fn conflicting_transactions_are_repeated_until_they_commit() {
     let database = server.database();
     let strict = format!("alter database {database} set default_transaction_isolation = 'serializable'");
     server.sql(database, &strict);
-    let world = World::new(TestDatabase::Postgres(Box::new(server)), "");
+    let world = DatabaseAndProcessor::new(TestDatabase::Postgres(Box::new(server)), "");
     let nodes = [world.node("10s"), world.node("10s")];
     let body = &payment("c", 500);
     let posts = (0..40).map(|n| {
@@ -90,7 +90,7 @@ async fn kill_after(answers: usize, payments: usize, node: Node) -> HashMap<Stri
     let body = &payment("c", 500);
     let mut posts: FuturesUnordered<_> = (0..payments)
         .map(|n| async move {
-            (key(n), crate::world::try_post_to(address, "/payments", "ann", &key(n), body).await)
+            (key(n), crate::fixture::try_post_to(address, "/payments", "ann", &key(n), body).await)
         })
         .collect();
     while let Some((key, answer)) = posts.next().await {
@@ -112,7 +112,7 @@ async fn kill_after(answers: usize, payments: usize, node: Node) -> HashMap<Stri
 
 /// Sends every key again, and asserts that earlier responses are replayed and each key made one payment and one charge.
 async fn assert_one_payment_per_key(
-    world: &World,
+    world: &DatabaseAndProcessor,
     node: &Node,
     payments: usize,
     answered: &HashMap<String, Value>,

@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 use payments::db::Db;
 
-use crate::world::{TestDatabase, on_both_databases};
+use crate::fixture::{TestDatabase, on_both_databases};
 
 on_both_databases!(nodes_that_start_at_once_create_the_tables_once);
 

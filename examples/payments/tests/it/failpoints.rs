@@ -15,8 +15,8 @@ use tokio::sync::watch;
 
 use crate::armed_node::ArmedNode;
 use crate::clients::{CompletedRequest, PlannedRequest, plan_requests, send_until_done};
+use crate::fixture::{DatabaseAndProcessor, Node, TestDatabase};
 use crate::harness::Program;
-use crate::world::{Node, TestDatabase, World};
 
 use self::matrix::{Action, Case, Proof};
 
@@ -148,7 +148,7 @@ async fn all<C, F, P>(
 /// Runs one case and returns the number of its requests.
 async fn run(case: Case, database: TestDatabase) -> usize {
     let is_sqlite = matches!(database, TestDatabase::Sqlite(_));
-    let world = World::new(database, "");
+    let world = DatabaseAndProcessor::new(database, "");
     match case.action {
         Action::Kill => run_kill(case, &world).await,
         Action::Stop if !is_sqlite => run_stop(case, &world, plan_requests(3, case.rides())).await,
@@ -159,7 +159,7 @@ async fn run(case: Case, database: TestDatabase) -> usize {
 }
 
 /// The node is killed, and another one takes over.
-async fn run_kill(case: Case, world: &World) -> usize {
+async fn run_kill(case: Case, world: &DatabaseAndProcessor) -> usize {
     let mut armed = ArmedNode::start(world, LEASE, &case.failpoint(0, case.rides())).await;
     let (turn_to, node) = watch::channel(armed.node.0.address);
     let breaking = async {
@@ -177,7 +177,7 @@ async fn run_kill(case: Case, world: &World) -> usize {
 }
 
 /// The node survives the fault and recovers from it without another node.
-async fn run_fault(case: Case, world: &World) -> usize {
+async fn run_fault(case: Case, world: &DatabaseAndProcessor) -> usize {
     let armed = ArmedNode::start(world, LEASE, &case.failpoint(0, case.rides())).await;
     let (_turn_to, node) = watch::channel(armed.node.0.address);
     let hit = armed.wait_for_log("a failpoint is hit");
@@ -188,7 +188,7 @@ async fn run_fault(case: Case, world: &World) -> usize {
 }
 
 /// The whole node stops and becomes a zombie: another node does its work, then the zombie continues where it stopped.
-async fn run_stop(case: Case, world: &World, planned: Vec<PlannedRequest>) -> usize {
+async fn run_stop(case: Case, world: &DatabaseAndProcessor, planned: Vec<PlannedRequest>) -> usize {
     let armed = ArmedNode::start(world, LEASE, &case.failpoint(0, case.rides())).await;
     let requests = run_zombie(case, world, armed, planned, Vec::new()).await;
     requests.expect("a server always accepts writes")
@@ -198,7 +198,7 @@ async fn run_stop(case: Case, world: &World, planned: Vec<PlannedRequest>) -> us
 ///
 /// Another node can write the file only if no thread of the zombie was writing when it stopped. If one was, the case
 /// starts over with another file.
-async fn run_stop_on_sqlite(case: Case, mut world: World) -> usize {
+async fn run_stop_on_sqlite(case: Case, mut world: DatabaseAndProcessor) -> usize {
     for _ in 0..STOPS_MAX {
         let armed = ArmedNode::from_command(world.serve(LEASE, NEVER, NEVER), &case.failpoint(1, 1)).await;
         let (_turn_to, node) = watch::channel(armed.node.0.address);
@@ -211,7 +211,7 @@ async fn run_stop_on_sqlite(case: Case, mut world: World) -> usize {
         if let Some(requests) = run_zombie(case, &world, armed, planned, completed).await {
             return requests;
         }
-        world = World::new(TestDatabase::sqlite(), "");
+        world = DatabaseAndProcessor::new(TestDatabase::sqlite(), "");
     }
     panic!("{case:?}: the node was writing at each of {STOPS_MAX} stops");
 }
@@ -220,7 +220,7 @@ async fn run_stop_on_sqlite(case: Case, mut world: World) -> usize {
 /// node holds the write lock of the database.
 async fn run_zombie(
     case: Case,
-    world: &World,
+    world: &DatabaseAndProcessor,
     armed: ArmedNode,
     planned: Vec<PlannedRequest>,
     before: Vec<CompletedRequest>,
@@ -264,7 +264,7 @@ async fn run_zombie(
 /// Like [`run_stop`], on SQLite inside a transaction.
 ///
 /// The stopped node holds SQLite's write lock. So no other node can take over, and the zombie's own work is committed.
-async fn run_stop_in_transaction(case: Case, world: &World) -> usize {
+async fn run_stop_in_transaction(case: Case, world: &DatabaseAndProcessor) -> usize {
     // This node must not run the effects that are meant to stop the other one. Its worker polls only at the start, which is
     // over once this payment is settled.
     let next = Node(Program::from_command(world.serve(LEASE, "100ms", NEVER)));

@@ -5,7 +5,9 @@ use ibid_testkit::processor::charge_request;
 use payments::db::Db;
 use serde_json::{Value, json};
 
-use crate::world::{Node, TestDatabase, World, keyless_processor, on_both_databases, payment, ride};
+use crate::fixture::{
+    DatabaseAndProcessor, Node, TestDatabase, keyless_processor, on_both_databases, payment, ride,
+};
 
 on_both_databases!(
     ledgers_agree_after_processor_faults,
@@ -18,7 +20,7 @@ on_both_databases!(
 ///
 /// It reads the processor's list first: each payment is stored before it is charged, so every charge in the list has a row
 /// by the time that the rows are read.
-async fn compare(world: &World) -> ComparisonReport {
+async fn compare(world: &DatabaseAndProcessor) -> ComparisonReport {
     let (_, list) = world.provider.get("/charges").await;
     let mut comparison =
         Comparison::new(["amountCents", "currency", "status", "chargeId"].map(str::to_owned).to_vec());
@@ -42,7 +44,7 @@ async fn compare(world: &World) -> ComparisonReport {
     comparison.finish()
 }
 
-async fn our_rows(world: &World) -> Vec<(String, i64, String, String, Option<String>)> {
+async fn our_rows(world: &DatabaseAndProcessor) -> Vec<(String, i64, String, String, Option<String>)> {
     let sql = "select id, amount_cents, currency, status, charge_id from payment \
                union all select id, amount_cents, currency, status, charge_id from ride";
     let db = world.database.db().await;
@@ -65,12 +67,12 @@ fn differences(report: &ComparisonReport) -> Vec<(&str, &str)> {
 async fn pay(node: &Node, key: &str, amount_cents: i64) -> Value {
     let answer = node.post_until_done("/payments", "t", key, &payment("c", amount_cents)).await;
     assert_eq!(answer.status, 201, "{}", answer.text());
-    let id = crate::world::json(&answer)["paymentId"].as_str().expect("an id").to_owned();
+    let id = crate::fixture::json(&answer)["paymentId"].as_str().expect("an id").to_owned();
     node.wait_until_settled("t", &id).await
 }
 
 async fn ledgers_agree_after_processor_faults(database: TestDatabase) {
-    let world = World::new(database, "reset=every-3,error=every-4,busy=every-5:1s");
+    let world = DatabaseAndProcessor::new(database, "reset=every-3,error=every-4,busy=every-5:1s");
     let node = world.node("2s");
     // One payment after the other, so that each fault hits the call that it is meant for. `hurry` skips the pauses between
     // tries.
@@ -100,7 +102,7 @@ async fn ledgers_agree_after_processor_faults(database: TestDatabase) {
 }
 
 async fn a_charge_without_a_payment_is_reported(database: TestDatabase) {
-    let world = World::new(database, "");
+    let world = DatabaseAndProcessor::new(database, "");
     let node = world.node("60s");
     pay(&node, "p", 500).await;
     // Two charges that we did not request: one made at the processor's console, one by a merchant's old program.
@@ -116,7 +118,7 @@ async fn a_charge_without_a_payment_is_reported(database: TestDatabase) {
 }
 
 async fn a_different_amount_is_reported(database: TestDatabase) {
-    let world = World::new(database, "");
+    let world = DatabaseAndProcessor::new(database, "");
     let node = world.node("60s");
     let id = pay(&node, "p", 500).await["paymentId"].as_str().expect("an id").to_owned();
     pay(&node, "q", 600).await;
@@ -132,7 +134,7 @@ async fn a_different_amount_is_reported(database: TestDatabase) {
 
 async fn a_double_charge_is_reported(database: TestDatabase) {
     // This processor ignores keys, so the repeated call after a lost response charges again.
-    let world = World { database, provider: keyless_processor("reset=first") };
+    let world = DatabaseAndProcessor { database, provider: keyless_processor("reset=first") };
     let node = world.node("2s");
     let id = pay(&node, "p", 500).await["paymentId"].as_str().expect("an id").to_owned();
     let report = compare(&world).await;

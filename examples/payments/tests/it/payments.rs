@@ -4,10 +4,10 @@ use futures_util::future::join_all;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
-use crate::harness::Program;
-use crate::world::{
-    Node, TestDatabase, World, json, on_both_databases, payment, post_request, ride, wait_for,
+use crate::fixture::{
+    DatabaseAndProcessor, Node, TestDatabase, json, on_both_databases, payment, post_request, ride, wait_for,
 };
+use crate::harness::Program;
 
 on_both_databases!(
     every_retry_of_a_payment_gets_the_first_response,
@@ -21,7 +21,7 @@ on_both_databases!(
 
 #[cfg(feature = "mysql")]
 mod mysql {
-    use crate::world::TestDatabase;
+    use crate::fixture::TestDatabase;
 
     #[tokio::test]
     async fn a_payment_is_retried_and_charged_once_on_mariadb() {
@@ -32,7 +32,7 @@ mod mysql {
 }
 
 async fn every_retry_of_a_payment_gets_the_first_response(database: TestDatabase) {
-    let world = World::new(database, "");
+    let world = DatabaseAndProcessor::new(database, "");
     let node = world.node("10s");
     let first = node.post("/payments", "ann", "k", &payment("c", 4200)).await;
     assert_eq!(first.status, 201, "{}", first.text());
@@ -75,7 +75,7 @@ fn keyless() -> ibid_testkit::client::TestRequest {
 }
 
 async fn twenty_requests_at_once_make_one_payment(database: TestDatabase) {
-    let world = World::new(database, "");
+    let world = DatabaseAndProcessor::new(database, "");
     let node = world.node("10s");
     let body = payment("c", 500);
     let answers = join_all((0..20).map(|_| node.post("/payments", "ann", "k", &body))).await;
@@ -91,7 +91,7 @@ async fn twenty_requests_at_once_make_one_payment(database: TestDatabase) {
 }
 
 async fn refused_input_does_not_use_up_the_key(database: TestDatabase) {
-    let world = World::new(database, "");
+    let world = DatabaseAndProcessor::new(database, "");
     let node = world.node("10s");
     assert_eq!(node.post("/payments", "ann", "k", &payment("c", -1)).await.status, 422);
     let anns = node.post("/payments", "ann", "k", &payment("c", 500)).await;
@@ -110,7 +110,7 @@ async fn refused_input_does_not_use_up_the_key(database: TestDatabase) {
 }
 
 async fn a_declined_card_fails_the_payment(database: TestDatabase) {
-    let world = World::new(database, "");
+    let world = DatabaseAndProcessor::new(database, "");
     let node = world.node("10s");
     let made = node.post("/payments", "ann", "k", &payment("c", 1013)).await;
     assert_eq!(made.status, 201);
@@ -126,7 +126,7 @@ async fn a_payment_is_charged_once_despite_processor_faults(database: TestDataba
     for fault in
         ["timeout=first", "reset=first", "error=first", "late=first:300ms", "busy=first", "refuse=first"]
     {
-        let world = World::new(database, fault);
+        let world = DatabaseAndProcessor::new(database, fault);
         // A call times out after a third of the lease.
         let node = world.node("3s");
         let made = node.post("/payments", "ann", fault, &payment("c", 500)).await;
@@ -141,7 +141,7 @@ async fn a_payment_is_charged_once_despite_processor_faults(database: TestDataba
 
 async fn calls_to_the_processor_continue_the_trace(database: TestDatabase) {
     // The processor refuses the first try, so the charge in its list was made by the second.
-    let world = World::new(database, "busy=first");
+    let world = DatabaseAndProcessor::new(database, "busy=first");
     let node = world.node("3s");
     let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     for (target, body) in [("/payments", payment("c", 500)), ("/rides", ride(700))] {
@@ -171,7 +171,7 @@ async fn calls_to_the_processor_continue_the_trace(database: TestDatabase) {
 }
 
 async fn a_payment_outlives_its_record(database: TestDatabase) {
-    let world = World::new(database, "");
+    let world = DatabaseAndProcessor::new(database, "");
     let node = world.node("10s");
     let made = node.post("/payments", "ann", "k", &payment("c", 500)).await;
     let id = json(&made)["paymentId"].as_str().expect("an id").to_owned();
@@ -206,7 +206,7 @@ async fn start_processor(charge: &'static str, lookup: &'static str) -> String {
 }
 
 /// Starts a node with this processor, makes a payment, and returns its id.
-async fn pay_through(world: &World, provider: &str) -> (Node, String) {
+async fn pay_through(world: &DatabaseAndProcessor, provider: &str) -> (Node, String) {
     let store = world.database.url();
     let node = Node(Program::start(&["--store", &store, "--provider", provider]));
     let made = node.post("/payments", "ann", "k", &payment("c", 500)).await;
@@ -216,7 +216,7 @@ async fn pay_through(world: &World, provider: &str) -> (Node, String) {
 
 #[tokio::test]
 async fn a_charge_that_is_certainly_refused_fails_its_payment() {
-    let world = World::new(TestDatabase::sqlite(), "");
+    let world = DatabaseAndProcessor::new(TestDatabase::sqlite(), "");
     let provider = start_processor("400 Bad Request", "404 Not Found").await;
     let (node, id) = pay_through(&world, &provider).await;
     let failed = node.wait_until_settled("ann", &id).await;
@@ -225,7 +225,7 @@ async fn a_charge_that_is_certainly_refused_fails_its_payment() {
 
 #[tokio::test]
 async fn a_payment_with_an_uncertain_charge_stays_pending() {
-    let world = World::new(TestDatabase::sqlite(), "");
+    let world = DatabaseAndProcessor::new(TestDatabase::sqlite(), "");
     let provider = start_processor("401 Unauthorized", "401 Unauthorized").await;
     let (node, id) = pay_through(&world, &provider).await;
     // 5 is `dead`.

@@ -11,22 +11,22 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{RwLock, watch};
 
 use crate::armed_node::ArmedNode;
+use crate::fixture::{DatabaseAndProcessor, Node, TestDatabase, json, on_both_databases, payment, wait_for};
 use crate::harness::Program;
-use crate::world::{Node, TestDatabase, World, json, on_both_databases, payment, wait_for};
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
-/// A world whose processor sends its webhooks through a relay that the test connects and disconnects.
-struct WebhookWorld {
-    world: World,
+/// A database, and a processor that sends its webhooks through a relay that the test connects and disconnects.
+struct RelayedWebhooks {
+    world: DatabaseAndProcessor,
     /// Address of the node that the relay forwards to.
     relay_target: watch::Sender<Option<SocketAddr>>,
     /// Read-locked by each connection that the relay forwards.
     relayed: Arc<RwLock<()>>,
 }
 
-impl WebhookWorld {
-    async fn new(database: TestDatabase) -> WebhookWorld {
+impl RelayedWebhooks {
+    async fn new(database: TestDatabase) -> RelayedWebhooks {
         let relay = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let relay_address = relay.local_addr().expect("an address");
         let (relay_target, target) = watch::channel(None);
@@ -45,7 +45,7 @@ impl WebhookWorld {
             webhook: Some((relay_address, "/.ibid/hooks/processor".to_owned(), secret)),
             ..ProcessorOptions::default()
         });
-        WebhookWorld { world: World { database, provider }, relay_target, relayed }
+        RelayedWebhooks { world: DatabaseAndProcessor { database, provider }, relay_target, relayed }
     }
 
     fn serve(&self) -> std::process::Command {
@@ -114,7 +114,7 @@ async fn a_webhook_settles_a_charge_on_mariadb() {
 }
 
 async fn a_webhook_settles_a_charge_whose_response_was_lost(database: TestDatabase) {
-    let hooks = WebhookWorld::new(database).await;
+    let hooks = RelayedWebhooks::new(database).await;
     let node = Node(Program::from_command(hooks.serve()));
     // First, webhooks arrive as the processor sends them: during the call or after it.
     hooks.connect(&node);
@@ -141,7 +141,7 @@ async fn a_webhook_settles_a_charge_whose_response_was_lost(database: TestDataba
 }
 
 async fn a_stored_webhook_survives_a_kill_before_it_is_applied(database: TestDatabase) {
-    let hooks = WebhookWorld::new(database).await;
+    let hooks = RelayedWebhooks::new(database).await;
     let mut armed = ArmedNode::from_command(hooks.serve(), "hear.kept=1*return(kill)").await;
     let payment_id = hooks.pay(&armed.node, "k", 500).await;
     hooks.world.wait_for_rows(UNKNOWN, &["unknown"]).await;

@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use futures_util::future::join_all;
 
 use crate::clients::CompletedRequest;
-use crate::world::World;
+use crate::fixture::DatabaseAndProcessor;
 
-impl World {
+impl DatabaseAndProcessor {
     /// Asserts that payments and stored responses belong together, one to one.
     ///
     /// This holds at every instant, also while nodes run: one statement sees one snapshot.

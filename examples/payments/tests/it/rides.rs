@@ -1,7 +1,9 @@
 //! `POST /rides`: three phases, which a retry or the sweeper resumes after a crash.
 
+use crate::fixture::{
+    DatabaseAndProcessor, Node, TestDatabase, json, keyless_processor, on_both_databases, ride, wait_for,
+};
 use crate::harness::Program;
-use crate::world::{Node, TestDatabase, World, json, keyless_processor, on_both_databases, ride, wait_for};
 
 on_both_databases!(
     a_ride_is_booked_charged_and_receipted_once,
@@ -16,7 +18,7 @@ on_both_databases!(
 
 #[cfg(feature = "mysql")]
 mod mysql {
-    use crate::world::TestDatabase;
+    use crate::fixture::TestDatabase;
 
     #[tokio::test]
     async fn a_ride_is_resumed_and_charged_once_on_mariadb() {
@@ -34,7 +36,7 @@ mod mysql {
 }
 
 async fn a_ride_is_booked_charged_and_receipted_once(database: TestDatabase) {
-    let world = World::new(database, "");
+    let world = DatabaseAndProcessor::new(database, "");
     let node = world.node("10s");
     let first = node.post("/rides", "ann", "k", &ride(900)).await;
     assert_eq!(first.status, 201, "{}", first.text());
@@ -48,7 +50,7 @@ async fn a_ride_is_booked_charged_and_receipted_once(database: TestDatabase) {
 }
 
 async fn a_declined_card_is_replayed_as_402(database: TestDatabase) {
-    let world = World::new(database, "");
+    let world = DatabaseAndProcessor::new(database, "");
     let node = world.node("10s");
     let first = node.post("/rides", "ann", "k", &ride(1013)).await;
     assert_eq!(first.status, 402, "{}", first.text());
@@ -60,7 +62,7 @@ async fn a_declined_card_is_replayed_as_402(database: TestDatabase) {
 }
 
 async fn a_retry_resumes_after_an_uncertain_charge(database: TestDatabase) {
-    let world = World::new(database, "error=first");
+    let world = DatabaseAndProcessor::new(database, "error=first");
     let node = world.node("10s");
     let first = node.post("/rides", "ann", "k", &ride(900)).await;
     assert_eq!(first.status, 503, "{}", first.text());
@@ -72,9 +74,9 @@ async fn a_retry_resumes_after_an_uncertain_charge(database: TestDatabase) {
 }
 
 /// Starts a node whose processor ignores keys, and charges at the first call for each ride without a response.
-fn start_keyless(database: TestDatabase, flags: &[&str]) -> (World, Node) {
+fn start_keyless(database: TestDatabase, flags: &[&str]) -> (DatabaseAndProcessor, Node) {
     let provider = keyless_processor("reset=first");
-    let world = World { database, provider };
+    let world = DatabaseAndProcessor { database, provider };
     let mut command = world.serve("10s", "100ms", "100ms");
     command.args(flags);
     (world, Node(Program::from_command(command)))
@@ -110,7 +112,7 @@ async fn charge_once_mode_never_repeats_a_charge(database: TestDatabase) {
 
 /// Kills a node while it waits for the response of the processor, which has charged. So the first phase is committed and
 /// the second is not.
-async fn kill_during_charge(world: &World, lease: &str) {
+async fn kill_during_charge(world: &DatabaseAndProcessor, lease: &str) {
     let node = world.node(lease);
     let body = ride(900);
     let asking = node.try_post("/rides", "ann", "k", &body);
@@ -126,7 +128,7 @@ async fn kill_during_charge(world: &World, lease: &str) {
 }
 
 async fn the_next_request_resumes_a_ride_whose_node_was_killed(database: TestDatabase) {
-    let world = World::new(database, "timeout=first");
+    let world = DatabaseAndProcessor::new(database, "timeout=first");
     kill_during_charge(&world, "5s").await;
     // This node sweeps only at its start, before the lease lapses, so only the request can resume the ride.
     let node = world.node_with("5s", "1h");
@@ -138,7 +140,7 @@ async fn the_next_request_resumes_a_ride_whose_node_was_killed(database: TestDat
 }
 
 async fn the_sweeper_resumes_a_ride_whose_client_has_gone(database: TestDatabase) {
-    let world = World::new(database, "timeout=first");
+    let world = DatabaseAndProcessor::new(database, "timeout=first");
     kill_during_charge(&world, "1s").await;
     let node = world.node("1s");
     world.wait_for_rows("select status from ride", &["succeeded"]).await;
@@ -150,7 +152,7 @@ async fn the_sweeper_resumes_a_ride_whose_client_has_gone(database: TestDatabase
 
 /// The processor charges and closes the connection. The node asks the client to retry, but the client does not.
 async fn the_sweeper_resumes_a_ride_with_an_in_doubt_charge(database: TestDatabase) {
-    let world = World::new(database, "reset=first");
+    let world = DatabaseAndProcessor::new(database, "reset=first");
     let node = world.node("10s");
     let first = node.post("/rides", "ann", "k", &ride(900)).await;
     assert_eq!(first.status, 503, "{}", first.text());
@@ -167,7 +169,7 @@ async fn the_sweeper_resumes_a_ride_with_an_in_doubt_charge(database: TestDataba
 /// Runs on PostgreSQL only: a process that is paused during a write holds the lock of a whole SQLite file.
 #[tokio::test]
 async fn a_node_that_wakes_up_after_its_lease_changes_nothing() {
-    let world = World::new(TestDatabase::postgres(), "late=first:2s");
+    let world = DatabaseAndProcessor::new(TestDatabase::postgres(), "late=first:2s");
     let zombie = world.node("1s");
     let body = ride(900);
     let asking = zombie.try_post("/rides", "ann", "k", &body);
@@ -192,7 +194,7 @@ async fn a_node_that_wakes_up_after_its_lease_changes_nothing() {
 }
 
 /// Asserts that there is one ride with one charge and one receipt, and that all three belong together.
-async fn assert_done_once(world: &World, node: &Node, answer: &serde_json::Value) {
+async fn assert_done_once(world: &DatabaseAndProcessor, node: &Node, answer: &serde_json::Value) {
     let id = answer["rideId"].as_str().expect("an id");
     assert_eq!(answer["status"], "succeeded");
     let (_, ride) = node.get(&format!("/rides/{id}"), "ann").await;

@@ -1,7 +1,9 @@
 //! Checks of a DynamoDB table.
 
 use ibid_core::store::{Store, StoreError};
-use ibid_dynamodb::{ClockState, DynamoStore, OpenError, TableCheckup, TableError, inspect_table, is_ttl_on};
+use ibid_dynamodb::{
+    ClockState, DynamoOpenError, DynamoStore, TableCheckup, TableError, inspect_table, is_ttl_on,
+};
 
 use super::findings::{Finding, Grade, line, secret};
 use crate::config::StoreUrl;
@@ -12,7 +14,7 @@ pub(super) async fn look_at(url: &StoreUrl, text: &str, secrets: usize) -> Resul
     let options = options(url, text)?;
     let config = options.load_sdk_config().await;
     let checkup = inspect_table(&config, &options).await;
-    let checkup = checkup.map_err(|error| cannot_open(url, &OpenError::Table(error)))?;
+    let checkup = checkup.map_err(|error| cannot_open(url, &DynamoOpenError::Table(error)))?;
     let mut findings = vec![line("store", Grade::Ok, "DynamoDB", "it answers"), table(&checkup)];
     if checkup != TableCheckup::Fit {
         return Ok(findings);
@@ -33,7 +35,7 @@ pub(super) async fn look_at(url: &StoreUrl, text: &str, secrets: usize) -> Resul
         "kept by the service",
         "a commit is in several zones before it is answered",
     ));
-    let failed = |error: StoreError| cannot_open(url, &OpenError::Store(error));
+    let failed = |error: StoreError| cannot_open(url, &DynamoOpenError::Store(error));
     findings.push(secret(secrets, store.setting("secret").await.map_err(failed)?.is_some()));
     findings.push(super::identity::of(store.setting("identity").await.map_err(failed)?.as_deref()));
     findings.push(line(

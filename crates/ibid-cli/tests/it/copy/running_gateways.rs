@@ -5,7 +5,7 @@ use super::*;
 /// A gateway that runs on the source stops at the copy, and continues after its cancellation without a restart.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_running_gateway_stops_and_continues_after_a_cancellation() {
-    let world = World::new(On::Postgres, On::Sqlite).await;
+    let world = TwoStores::new(On::Postgres, On::Sqlite).await;
     let gateway = start(&world.source);
     gateway.call(&pay("k")).await;
     world.copy_killed_at("copy.copied", &[]);
@@ -32,7 +32,7 @@ async fn a_running_gateway_stops_and_continues_after_a_cancellation() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_gateway_stopped_before_the_copy_delivers_nothing_after_it() {
     for failpoint in ["begin.before", "begin.after"] {
-        let world = World::new(On::Postgres, On::Sqlite).await;
+        let world = TwoStores::new(On::Postgres, On::Sqlite).await;
         let quiet = world.source.clone().config(&format!("{CONFIG}{QUIET}"));
         let armed = quiet.variable("IBID_FAILPOINTS", &format!("{failpoint}=1*return(stop)"));
         let old = start(&armed);
@@ -59,7 +59,7 @@ async fn a_gateway_stopped_before_the_copy_delivers_nothing_after_it() {
 /// and claims it in the source.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn an_accepted_request_is_delivered_by_one_of_two_stores() {
-    let world = World::new(On::Postgres, On::Sqlite).await;
+    let world = TwoStores::new(On::Postgres, On::Sqlite).await;
     let armed = world.source.clone().variable("IBID_FAILPOINTS", "deliver.before=1*return(stop)");
     let old = start(&armed);
     let request = TestRequest::post("/later").key("k").body("{}").fixture("status=201");

@@ -6,9 +6,9 @@ use ibid_core::policy::OnLapse;
 use ibid_core::record::{Record, State};
 
 use super::operation::Op;
-use super::world::World;
+use super::simulation::Simulation;
 
-impl World {
+impl Simulation {
     pub(super) fn count(&mut self, situation: &'static str) {
         *self.situation_counts.entry(situation).or_default() += 1;
     }

@@ -9,7 +9,7 @@ use ibid_testkit::story::answer;
 
 use super::operation::Op;
 use super::policies::{LEASE, UPSTREAM, is_strict};
-use super::world::{Actor, Run, Stage, World};
+use super::simulation::{Actor, Run, Simulation, Stage};
 
 /// The requests that were really executed, per generation.
 #[derive(Default)]
@@ -33,7 +33,7 @@ pub(super) enum Delivery {
     Slow { reported: bool },
 }
 
-impl World {
+impl Simulation {
     /// Lets the upstream execute the request. Without a policy the check is strict.
     pub(super) fn execute(&mut self, birth: Nonce, status: u16, policy: Option<&Policy>) {
         let before = self.upstream.executed.insert(birth, status);

@@ -12,7 +12,7 @@ use ibid_core::time::Timestamp;
 use super::operation::Op;
 use super::policies::SETTLE;
 
-/// History of the world to check against.
+/// History of the simulation to check against.
 #[derive(Default)]
 pub(super) struct Watch {
     pub(super) versions: HashMap<Version, Draft>,

@@ -28,26 +28,26 @@ pub(super) use self::queue::{FlightBatch, Item, LockWait, Path};
 /// A store that writes what the queue hands it.
 pub(super) trait Committer: std::fmt::Debug + Send + Sync + 'static {
     /// Location of a row, where the store knows it.
-    type Place: std::fmt::Debug + Send;
+    type RowLocation: std::fmt::Debug + Send;
 
     /// Name of the store's kind.
     const KIND: &'static str;
 
     /// Chooses the path of a change.
-    fn path(&self, change: &Change) -> Path<Self::Place>;
+    fn path(&self, change: &Change) -> Path<Self::RowLocation>;
 
-    /// Sends a flight. Each change gets a landing.
+    /// Sends a flight. Each change gets an outcome.
     fn send_flight(
         &self,
-        batch: FlightBatch<Self::Place>,
-    ) -> impl Future<Output = Vec<(Item, Landing)>> + Send;
+        batch: FlightBatch<Self::RowLocation>,
+    ) -> impl Future<Output = Vec<(Item, FlightOutcome)>> + Send;
 
     /// Commits one change in its own transaction.
     fn commit_plain(&self, change: &Change, wait: LockWait) -> impl Future<Output = PlainOutcome> + Send;
 }
 
 /// The outcome of a flight for one of its changes.
-pub(super) enum Landing {
+pub(super) enum FlightOutcome {
     /// The caller can be answered.
     Reply(Result<Commit, StoreError>),
     /// The change was not written, and goes by the plain path.
@@ -69,7 +69,7 @@ pub(super) struct CommitQueue<C: Committer>(Arc<CommitLanes<C>>);
 #[derive(Debug)]
 struct CommitLanes<C: Committer> {
     core: Arc<C>,
-    queue: Mutex<Queue<C::Place>>,
+    queue: Mutex<Queue<C::RowLocation>>,
     flights: Notify,
     plain: Notify,
     /// Plain workers that may wait for row locks at once.
@@ -139,7 +139,7 @@ impl<C: Committer> Drop for CommitQueue<C> {
 
 impl<C: Committer> CommitLanes<C> {
     /// Wakes a lane or a worker for whatever is queued.
-    fn wake(&self, queue: &Queue<C::Place>) {
+    fn wake(&self, queue: &Queue<C::RowLocation>) {
         // A lane that waits for more to come is woken only when they are enough.
         if queue.has_flights() && (!queue.is_timed || queue.waits_until().is_none()) {
             self.flights.notify_one();
@@ -209,7 +209,7 @@ async fn run_lane<C: Committer>(shared: Arc<CommitLanes<C>>) {
 }
 
 /// Sends one flight and answers its callers.
-async fn land<C: Committer>(shared: &CommitLanes<C>, batch: FlightBatch<C::Place>) {
+async fn land<C: Committer>(shared: &CommitLanes<C>, batch: FlightBatch<C::RowLocation>) {
     let ids: Vec<RecordId> = batch.iter().map(|(item, _)| item.change.id).collect();
     // A panic must not end the lane. The callers' senders are dropped then, so they learn that the outcome is not known.
     let left = Instant::now();
@@ -220,10 +220,10 @@ async fn land<C: Committer>(shared: &CommitLanes<C>, batch: FlightBatch<C::Place
         queue.land(ids.len(), left.elapsed());
         match landed {
             Ok(landed) => {
-                for (item, landing) in landed {
-                    match landing {
-                        Landing::Plain => queue.divert(item),
-                        Landing::Reply(result) => {
+                for (item, outcome) in landed {
+                    match outcome {
+                        FlightOutcome::Plain => queue.divert(item),
+                        FlightOutcome::Reply(result) => {
                             queue.release(item.change.id);
                             replies.push((item.reply, result));
                         }

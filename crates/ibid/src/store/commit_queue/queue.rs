@@ -112,7 +112,7 @@ impl<P> Queue<P> {
                 free.insert(VecDeque::new());
                 match path {
                     Path::Begin => self.begins.push_back(item),
-                    Path::Finish(place) => self.finishes.push_back((item, place)),
+                    Path::Finish(location) => self.finishes.push_back((item, location)),
                     Path::Plain if item.may_be_dropped() => self.plain_begins.push_back(item),
                     Path::Plain => self.plain.push_back(item),
                 }
@@ -143,7 +143,7 @@ impl<P> Queue<P> {
         let Some((item, path)) = parked.pop_front() else { return };
         match path {
             Path::Begin => self.begins.push_front(item),
-            Path::Finish(place) => self.finishes.push_front((item, place)),
+            Path::Finish(location) => self.finishes.push_front((item, location)),
             Path::Plain if item.may_be_dropped() => self.plain_begins.push_front(item),
             Path::Plain => self.plain.push_front(item),
         }
@@ -182,10 +182,12 @@ impl<P> Queue<P> {
         let mut bytes = 0;
         while batch.len() < BATCH_MAX && bytes < BATCH_BYTES_MAX {
             let finish = if has_finishes { self.finishes.pop_front() } else { None };
-            let Some((mut item, place)) = finish.map(|(item, place)| (item, Some(place))).or_else(|| {
-                let begin = if has_begins { self.begins.pop_front() } else { None };
-                begin.map(|item| (item, None))
-            }) else {
+            let Some((mut item, location)) =
+                finish.map(|(item, location)| (item, Some(location))).or_else(|| {
+                    let begin = if has_begins { self.begins.pop_front() } else { None };
+                    begin.map(|item| (item, None))
+                })
+            else {
                 break;
             };
             if !item.claim(now) {
@@ -193,7 +195,7 @@ impl<P> Queue<P> {
                 continue;
             }
             bytes += item.change.body_bytes();
-            batch.push((item, place));
+            batch.push((item, location));
         }
         if !batch.is_empty() {
             self.are_begins_passed = !has_begins && !self.begins.is_empty();
@@ -372,7 +374,7 @@ mod tests {
                 queue.push(item(&begin(), None), Path::Finish(()));
             }
             let flight = queue.take_flight(Instant::now(), &mut late);
-            let sent = flight.iter().filter(|(_, place)| place.is_some()).count();
+            let sent = flight.iter().filter(|(_, location)| location.is_some()).count();
             assert!(sent == flight.len() || sent == 0, "{sent} finishes of {}", flight.len());
             assert_eq!(sent >= finishes && sent > 0, finishes > 0, "{sent} finishes");
         }
@@ -506,8 +508,8 @@ mod tests {
             .filter_map(|_| queue.take_plain(1, Instant::now(), &mut Vec::new()))
             .map(|(item, _)| item.change.id)
             .collect();
-        let places = calm.map(|change| taken.iter().position(|id| *id == change.id));
-        assert_eq!(places, [Some(1), Some(3)]);
+        let indexes = calm.map(|change| taken.iter().position(|id| *id == change.id));
+        assert_eq!(indexes, [Some(1), Some(3)]);
         assert_eq!(taken.len(), 102);
         assert!(!queue.has_plain());
     }

@@ -16,9 +16,10 @@ use ibid_core::time::Timestamp;
 
 use super::connection::MysqlConnection;
 use super::error::{self, store_error};
-use super::read::{ListPosition, next_position, read_rows_of, statement};
+use super::read::{next_position, statement};
 use super::row::{self, DbRow};
 use super::{KIND, MysqlCore, policies};
+use crate::store::record_pages::ListPosition;
 
 impl BrowseStore for MysqlCore {
     fn list(&self, filter: RecordFilter) -> BoxFuture<'_, Result<Page<StoredRecord>, StoreError>> {
@@ -77,10 +78,7 @@ impl MysqlCore {
         const OP: &str = "list";
         let (sql, until) = (list_sql(&filter), Instant::now() + time_max);
         let (low, high) = filter.prefix.as_ref().map_or((ID_MIN, ID_MAX), |prefix| prefix.bounds());
-        let mut from = filter
-            .after
-            .as_ref()
-            .map_or(Ok(ListPosition::START), |cursor| ListPosition::parse(OP, cursor))?;
+        let mut from = ListPosition::parse(KIND, OP, filter.after.as_ref())?;
         let path = filter.path.as_ref().map(like);
         let slashes = filter.path.as_ref().and_then(PathPattern::slashes).map(i64::from);
         // An age beyond all time fits nothing, and the difference must not overflow in the server.
@@ -115,7 +113,7 @@ impl MysqlCore {
             let learnt = policies::learn(&self.policies, &mut connection, row::policies_of(&rows)).await;
             let policies = learnt.map_err(|error| store_error(OP, error))?;
             let next = next_position(OP, &rows, missing)?;
-            records.extend(read_rows_of(OP, &policies, &rows, missing));
+            records.extend(row::read_rows(OP, &policies, &rows, missing));
             // Full, or the last piece.
             let Some(end) = end.filter(|_| next.is_none()) else { return Ok(Page { items: records, next }) };
             from = ListPosition { at: 0, id: end };

@@ -42,13 +42,14 @@ pub(super) async fn look(target: &MysqlTarget) -> Result<Checkup, MysqlOpenError
     let is_current = schema.is_usable();
     let mut refusals = Vec::new();
     if server.is_galera() {
-        refusals.push(MysqlOpenError::Galera { place: target.shown() }.to_string());
+        refusals.push(MysqlOpenError::Galera { display_url: target.display_url() }.to_string());
     }
     if server.logs_statements() {
-        refusals.push(MysqlOpenError::StatementLog { place: target.shown() }.to_string());
+        refusals.push(MysqlOpenError::StatementLog { display_url: target.display_url() }.to_string());
     }
     if let Some((table, engine)) = open::other_engine(&mut connection).await.map_err(failed)? {
-        refusals.push(MysqlOpenError::Engine { place: target.shown(), table, engine }.to_string());
+        refusals
+            .push(MysqlOpenError::Engine { display_url: target.display_url(), table, engine }.to_string());
     }
     let (mut has_secret, mut identity, mut runs, mut open_cases) = (false, None, None, None);
     if is_current {

@@ -8,7 +8,7 @@ use super::KIND;
 
 /// The extent of a failure: the changes that it affects, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum MysqlFailureReach {
+pub(super) enum MysqlErrorScope {
     /// Another transaction held a lock for too long, or two waited for each other. After a rollback nothing is written, and
     /// other changes may succeed.
     Contended,
@@ -20,23 +20,23 @@ pub(super) enum MysqlFailureReach {
     Lasting,
 }
 
-/// Returns the reach of `error`.
-pub(super) fn reach(error: &Error) -> MysqlFailureReach {
+/// Returns the scope of `error`.
+pub(super) fn scope_of(error: &Error) -> MysqlErrorScope {
     match error {
         Error::Server(error) => of_number(error.code),
         // The connection broke, or the reply cannot be read.
-        _ => MysqlFailureReach::Moment,
+        _ => MysqlErrorScope::Moment,
     }
 }
 
-fn of_number(number: u16) -> MysqlFailureReach {
+fn of_number(number: u16) -> MysqlErrorScope {
     match number {
         // Lock wait, deadlock, `nowait` on MySQL, a row that changed since the snapshot, and a commit that group replication refused.
-        1205 | 1213 | 3572 | 1020 | 3101 => MysqlFailureReach::Contended,
+        1205 | 1213 | 3572 | 1020 | 3101 => MysqlErrorScope::Contended,
         // Of the data: null, duplicate, out of range, not a value, too long, foreign keys, sums, a check that an operator
         // added, a row or a packet that is too large.
         1048 | 1062 | 1118 | 1153 | 1216 | 1217 | 1264 | 1292 | 1366 | 1406 | 1451 | 1452 | 1690 | 3819 | 4025 => {
-            MysqlFailureReach::One
+            MysqlErrorScope::One
         }
         // Read-only: a primary that became a replica, or the other way round a moment from now.
         1290 | 1792 | 1836
@@ -44,8 +44,8 @@ fn of_number(number: u16) -> MysqlFailureReach {
         | 1..=999
         // Disk (also at the commit, which may have happened), memory and connections; shutdown; network; killed; out of time.
         | 1021 | 1026 | 1028 | 1030 | 1037 | 1040 | 1041 | 1047 | 1053 | 1077..=1080 | 1114 | 1152 | 1158..=1161 | 1180
-        | 1184 | 1203 | 1226 | 1317 | 1927 | 1969 | 3024 | 4031 => MysqlFailureReach::Moment,
-        _ => MysqlFailureReach::Lasting,
+        | 1184 | 1203 | 1226 | 1317 | 1927 | 1969 | 3024 | 4031 => MysqlErrorScope::Moment,
+        _ => MysqlErrorScope::Lasting,
     }
 }
 
@@ -79,17 +79,16 @@ pub(super) fn is_session_sound(error: &Error) -> bool {
     // A packet that is too large also ends the connection.
     let is_cut = matches!(error, Error::Server(error) if error.code == 1153);
     !is_cut
-        && (matches!(reach(error), MysqlFailureReach::Contended | MysqlFailureReach::One)
-            || is_timeout(error))
+        && (matches!(scope_of(error), MysqlErrorScope::Contended | MysqlErrorScope::One) || is_timeout(error))
 }
 
 /// Returns the error as the caller of a store sees it.
 pub(super) fn store_error(op: &'static str, error: Error) -> StoreError {
-    match reach(&error) {
+    match scope_of(&error) {
         // The session was rolled back.
-        MysqlFailureReach::Contended => StoreError::transient(KIND, op, error).unwritten(),
-        MysqlFailureReach::Moment => StoreError::transient(KIND, op, error),
-        MysqlFailureReach::One | MysqlFailureReach::Lasting => StoreError::lasting(KIND, op, error),
+        MysqlErrorScope::Contended => StoreError::transient(KIND, op, error).unwritten(),
+        MysqlErrorScope::Moment => StoreError::transient(KIND, op, error),
+        MysqlErrorScope::One | MysqlErrorScope::Lasting => StoreError::lasting(KIND, op, error),
     }
 }
 
@@ -101,11 +100,11 @@ pub(super) fn sql_error(error: Error) -> SqlError {
     }
 }
 
-/// Returns the reach of a failure of a statement in a transaction.
-pub(super) fn reach_of_sql(error: &SqlError) -> MysqlFailureReach {
+/// Returns the scope of a failure of a statement in a transaction.
+pub(super) fn scope_of_sql(error: &SqlError) -> MysqlErrorScope {
     let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<Error>());
     // Without one, the row is not what its statement promises.
-    source.map_or(MysqlFailureReach::One, reach)
+    source.map_or(MysqlErrorScope::One, scope_of)
 }
 
 #[cfg(test)]
@@ -114,14 +113,14 @@ mod tests {
 
     #[test]
     fn an_error_number_tells_how_far_it_reaches() {
-        for (reach, numbers) in [
-            (MysqlFailureReach::Contended, &[1205, 1213, 3572, 1020, 3101][..]),
-            (MysqlFailureReach::One, &[1062, 1153, 1264, 1406, 1451, 1690]),
-            (MysqlFailureReach::Moment, &[1026, 1040, 1053, 1180, 1290, 1114, 1317, 1927, 3024]),
-            (MysqlFailureReach::Lasting, &[1045, 1064, 1142, 1146]),
+        for (scope, numbers) in [
+            (MysqlErrorScope::Contended, &[1205, 1213, 3572, 1020, 3101][..]),
+            (MysqlErrorScope::One, &[1062, 1153, 1264, 1406, 1451, 1690]),
+            (MysqlErrorScope::Moment, &[1026, 1040, 1053, 1180, 1290, 1114, 1317, 1927, 3024]),
+            (MysqlErrorScope::Lasting, &[1045, 1064, 1142, 1146]),
         ] {
             for number in numbers {
-                assert_eq!(of_number(*number), reach, "{number}");
+                assert_eq!(of_number(*number), scope, "{number}");
             }
         }
     }

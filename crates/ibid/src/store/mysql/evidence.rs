@@ -11,10 +11,10 @@ use ibid_core::time::Timestamp;
 
 use mysql_async::Error;
 
-use super::batch::{self, RowSource};
 use super::connection::MysqlConnection;
 use super::read::{retrying, statement};
 use super::row::{self, DbRow};
+use super::row_source::{self, RowSource};
 use super::{KIND, MysqlCore, literal};
 use crate::random;
 
@@ -104,7 +104,7 @@ impl EvidenceStore for MysqlCore {
 async fn purge(connection: &mut MysqlConnection, text: &str) -> Result<u64, Error> {
     let rows = connection.begin_with(text).await?;
     if !rows.is_empty() {
-        let source = batch::numbers(rows.iter().filter_map(|row| row.first().and_then(row::integer)));
+        let source = row_source::numbers(rows.iter().filter_map(|row| row.first().and_then(row::integer)));
         connection.run(&source.within(include_str!("sql/evidence_delete.sql"))).await?;
     }
     connection.end("commit").await?;

@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn every_statement_converts_its_json_to_text() {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-        let folders = ["outbox/sql/mysql", "record_sql/mysql", "store/mysql/hot", "store/mysql/sql"];
+        let folders = ["outbox/sql/mysql", "record_sql/mysql", "store/mysql/hot_path", "store/mysql/sql"];
         let mut tables = 0;
         for file in folders.iter().flat_map(|folder| source.join(folder).read_dir().expect("a folder")) {
             let path = file.expect("a file").path();

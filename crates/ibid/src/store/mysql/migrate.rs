@@ -42,20 +42,21 @@ pub(super) async fn read_schema(
     let rows = connection.run(include_str!("sql/schema_steps.sql")).await.map_err(failed)?;
     let mut applied = SchemaState::default();
     for row in &rows {
-        let unreadable = |source| MysqlOpenError::Failed { place: target.shown(), source: Box::new(source) };
+        let unreadable =
+            |source| MysqlOpenError::Failed { display_url: target.display_url(), source: Box::new(source) };
         let step = |column| row::number(OP, row, column).map_err(unreadable);
         let number = u32::try_from(step(0)?).unwrap_or(u32::MAX);
         let stored = row::bytes(OP, row, 1).map_err(unreadable)?;
         let known = numbered_steps().find(|(known, _)| *known == number);
         if known.is_some_and(|(_, step)| digest(step) != *stored) {
-            return Err(MysqlOpenError::Altered { place: target.shown(), number });
+            return Err(MysqlOpenError::Altered { display_url: target.display_url(), number });
         }
         let needs = u32::try_from(step(2)?).unwrap_or(u32::MAX);
         applied = SchemaState { step: applied.step.max(number), needs: applied.needs.max(needs) };
     }
     if applied.excludes(KNOWN) {
         let (found, known) = (applied.step, KNOWN);
-        return Err(MysqlOpenError::FromTheFuture { place: target.shown(), found, known });
+        return Err(MysqlOpenError::FromTheFuture { display_url: target.display_url(), found, known });
     }
     Ok(applied)
 }

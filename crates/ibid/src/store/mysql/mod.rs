@@ -1,7 +1,7 @@
 //! Records in a MySQL or MariaDB database, shared by many processes.
 //!
-//! New records and their finishes are batched: many of them are one text in one packet (`hot/`). Every other change is one
-//! transaction (`plain.rs`). The server's clock sets every instant. A row's own version tells who won a race, never a count
+//! New records and their finishes are batched: many of them are one text in one packet (`hot_path/`). Every other change is one
+//! transaction (`plain_path.rs`). The server's clock sets every instant. A row's own version tells who won a race, never a count
 //! of affected rows, whose meaning depends on the client.
 
 use std::sync::Arc;
@@ -26,24 +26,24 @@ use super::policy_cache::PolicyCache;
 use super::read_only_query::{ReadOnlyQueryError, RowCallback};
 use super::schema_steps::Migration;
 
-mod batch;
 mod browse;
 mod checkup;
 mod connection;
 mod copy;
 mod error;
 mod evidence;
-mod hot;
+mod hot_path;
 mod literal;
 mod migrate;
 mod open;
-mod plain;
+mod plain_path;
 mod policies;
 mod pool;
 mod read;
 mod read_only_query;
 mod reap;
 mod row;
+mod row_source;
 mod sql_store;
 mod target;
 mod tls;
@@ -218,13 +218,13 @@ impl MysqlStore {
         read_only_query::read(&target, sql, on_row).await
     }
 
-    /// Returns where `url` leads, without user and password: the form that may be shown and logged.
+    /// Returns `url` without user, password and parameters: the form that may be shown and logged.
     ///
     /// # Errors
     ///
     /// Fails if the URL cannot be parsed.
-    pub fn place_of(url: &str) -> Result<String, MysqlOpenError> {
-        target::shown_url(url)
+    pub fn display_url_of(url: &str) -> Result<String, MysqlOpenError> {
+        target::display_url_of(url)
     }
 
     /// Returns the statements that take a schema from step `from` (0: no tables) to the newest, for an operator to run.
@@ -237,9 +237,9 @@ impl MysqlStore {
         migrate::KNOWN
     }
 
-    /// Returns where the database is, without user and password.
-    pub fn place(&self) -> String {
-        self.core.target.shown()
+    /// Returns the URL of the database without user and password.
+    pub fn display_url(&self) -> String {
+        self.core.target.display_url()
     }
 
     /// Returns how many batches were sent, and how many changes were in them.

@@ -3,7 +3,7 @@
 use mysql_async::Error;
 
 use super::connection::{MysqlConnection, ServerFacts, Variables};
-use super::error::{self, MysqlFailureReach};
+use super::error::{self, MysqlErrorScope};
 use super::migrate;
 use super::row::DbRow;
 use super::target::MysqlTarget;
@@ -26,72 +26,72 @@ pub enum MysqlOpenError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// No server answers, or not yet.
-    #[error("cannot reach MySQL at `{place}`")]
+    #[error("cannot reach MySQL at `{display_url}`")]
     Unreachable {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
         /// Cause of the failure.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The server refuses user, password or database.
-    #[error("MySQL at `{place}` refuses this user, password or database")]
+    #[error("MySQL at `{display_url}` refuses this user, password or database")]
     Refused {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
         /// Message of the server.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The server takes no writes.
-    #[error("MySQL at `{place}` is a replica or read-only; ibid has to write")]
+    #[error("MySQL at `{display_url}` is a replica or read-only; ibid has to write")]
     ReadOnly {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
     },
     /// The server is a node of a Galera cluster.
     #[error(
-        "MySQL at `{place}` is a node of a Galera cluster (`wsrep_on` or `wsrep_provider` is set): its nodes take no row locks \
+        "MySQL at `{display_url}` is a node of a Galera cluster (`wsrep_on` or `wsrep_provider` is set): its nodes take no row locks \
          from each other, so two of them could run one key"
     )]
     Galera {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
     },
     /// The server logs statements instead of rows.
     #[error(
-        "MySQL at `{place}` runs with `binlog_format = STATEMENT`, which refuses the isolation level that ibid needs; set it \
+        "MySQL at `{display_url}` runs with `binlog_format = STATEMENT`, which refuses the isolation level that ibid needs; set it \
          to `ROW`"
     )]
     StatementLog {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
     },
     /// A table of ibid has an engine without transactions.
-    #[error("the table `{table}` at `{place}` has the engine `{engine}`; ibid needs InnoDB")]
+    #[error("the table `{table}` at `{display_url}` has the engine `{engine}`; ibid needs InnoDB")]
     Engine {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
         /// Name of the table.
         table: String,
         /// Engine of the table.
         engine: String,
     },
     /// The server may lose commits.
-    #[error("MySQL at `{place}` runs with `{setting} = {value}`, so that a commit may be lost")]
+    #[error("MySQL at `{display_url}` runs with `{setting} = {value}`, so that a commit may be lost")]
     WeakDurability {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
         /// Name of the setting.
         setting: &'static str,
         /// Value of the setting.
         value: String,
     },
     /// The server is too old.
-    #[error("the server at `{place}` is {found}; ibid needs {needed} or later")]
+    #[error("the server at `{display_url}` is {found}; ibid needs {needed} or later")]
     TooOld {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
         /// Name and version of the server.
         found: String,
         /// Oldest version that ibid supports.
@@ -99,39 +99,41 @@ pub enum MysqlOpenError {
     },
     /// A later ibid changed the tables, so that this one cannot use them.
     #[error(
-        "the schema at `{place}` is number {found}, which excludes programs that know only {known}; use a later ibid"
+        "the schema at `{display_url}` is number {found}, which excludes programs that know only {known}; use a later ibid"
     )]
     FromTheFuture {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
         /// Step of the schema.
         found: u32,
         /// Newest step that this program knows.
         known: u32,
     },
     /// The tables are missing or old, and the options do not allow to create or upgrade them.
-    #[error("the schema at `{place}` is number {found}, and this ibid needs {known}; run `ibid migrate`")]
+    #[error(
+        "the schema at `{display_url}` is number {found}, and this ibid needs {known}; run `ibid migrate`"
+    )]
     NotMigrated {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
         /// Step of the schema; zero if there is none.
         found: u32,
         /// Newest step that this program knows.
         known: u32,
     },
     /// A step with this number was taken, but it is not the one that this program knows.
-    #[error("migration {number} at `{place}` is not the one that this ibid knows")]
+    #[error("migration {number} at `{display_url}` is not the one that this ibid knows")]
     Altered {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
         /// Number of the step.
         number: u32,
     },
     /// Any other failure of the server.
-    #[error("cannot use MySQL at `{place}`")]
+    #[error("cannot use MySQL at `{display_url}`")]
     Failed {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
         /// Cause of the failure.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
@@ -155,24 +157,24 @@ pub(super) async fn check(
     let variables = variables(connection).await.map_err(|error| open_error(target, error))?;
     let server = MysqlVariables(&variables);
     connection.server = server.facts();
-    let shown = || target.shown();
+    let display_url = || target.display_url();
     if let Some(needed) = server.needs() {
-        return Err(MysqlOpenError::TooOld { place: shown(), found: server.software(), needed });
+        return Err(MysqlOpenError::TooOld { display_url: display_url(), found: server.software(), needed });
     }
     if server.is_galera() {
-        return Err(MysqlOpenError::Galera { place: shown() });
+        return Err(MysqlOpenError::Galera { display_url: display_url() });
     }
     let follows = follows(connection).await.map_err(|error| open_error(target, error))?;
     // If this user may not see it, `read_only` alone decides.
     if server.is_read_only() || follows == Some(true) {
-        return Err(MysqlOpenError::ReadOnly { place: shown() });
+        return Err(MysqlOpenError::ReadOnly { display_url: display_url() });
     }
     if server.logs_statements() {
-        return Err(MysqlOpenError::StatementLog { place: shown() });
+        return Err(MysqlOpenError::StatementLog { display_url: display_url() });
     }
     let weak = server.durability().into_iter().find(|(_, _, is_weak)| *is_weak);
     if let Some((setting, value, _)) = weak.filter(|_| !target.options.accept_weak_durability) {
-        return Err(MysqlOpenError::WeakDurability { place: shown(), setting, value });
+        return Err(MysqlOpenError::WeakDurability { display_url: display_url(), setting, value });
     }
     set_up(connection).await.map_err(|error| open_error(target, error))
 }
@@ -277,12 +279,14 @@ pub(super) async fn prepare(target: &MysqlTarget) -> Result<(), MysqlOpenError> 
     if !applied.is_usable(migrate::KNOWN) {
         let may_change = if found == 0 { target.options.migrate } else { target.options.upgrade };
         if !may_change {
-            return Err(MysqlOpenError::NotMigrated { place: target.shown(), found, known });
+            return Err(MysqlOpenError::NotMigrated { display_url: target.display_url(), found, known });
         }
         migrate::run(target, &mut connection).await?;
     }
     match other_engine(&mut connection).await.map_err(|error| open_error(target, error))? {
-        Some((table, engine)) => Err(MysqlOpenError::Engine { place: target.shown(), table, engine }),
+        Some((table, engine)) => {
+            Err(MysqlOpenError::Engine { display_url: target.display_url(), table, engine })
+        }
         None => Ok(()),
     }
 }
@@ -311,18 +315,18 @@ pub(super) async fn schema(target: &MysqlTarget) -> Result<u32, MysqlOpenError> 
 
 /// Returns the error for a connection that failed.
 pub(super) fn unreachable(target: &MysqlTarget, error: Error) -> MysqlOpenError {
-    let shown = target.shown();
+    let display_url = target.display_url();
     match error::is_refusal(&error) {
-        true => MysqlOpenError::Refused { place: shown, source: error.into() },
-        false => MysqlOpenError::Unreachable { place: shown, source: error.into() },
+        true => MysqlOpenError::Refused { display_url, source: error.into() },
+        false => MysqlOpenError::Unreachable { display_url, source: error.into() },
     }
 }
 
 /// Returns the error for a statement that failed while opening.
 pub(super) fn open_error(target: &MysqlTarget, error: Error) -> MysqlOpenError {
-    match error::reach(&error) {
-        MysqlFailureReach::Moment => unreachable(target, error),
-        _ => MysqlOpenError::Failed { place: target.shown(), source: error.into() },
+    match error::scope_of(&error) {
+        MysqlErrorScope::Moment => unreachable(target, error),
+        _ => MysqlOpenError::Failed { display_url: target.display_url(), source: error.into() },
     }
 }
 

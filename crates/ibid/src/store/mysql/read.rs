@@ -13,12 +13,12 @@ use ibid_core::store::{Cursor, Page, RenewOutcome, SetOutcome, StoreError};
 use ibid_core::time::Timestamp;
 use mysql_async::Error;
 
-use super::batch::RowSource;
 use super::connection::MysqlConnection;
-use super::error::{self, MysqlFailureReach, store_error};
+use super::error::{self, MysqlErrorScope, store_error};
 use super::row::{self, DbRow};
+use super::row_source::RowSource;
 use super::{KIND, MysqlCore, literal, policies};
-use crate::store::policy_cache::RowPolicies;
+use crate::store::record_pages::ListPosition;
 
 impl MysqlCore {
     pub(super) async fn load(&self, id: RecordId) -> Result<Option<StoredRecord>, StoreError> {
@@ -51,7 +51,7 @@ impl MysqlCore {
         limit: u32,
     ) -> Result<Page<StoredRecord>, StoreError> {
         const OP: &str = "find due records";
-        let mut from = after.map_or(Ok(ListPosition::START), |cursor| ListPosition::parse(OP, &cursor))?;
+        let mut from = ListPosition::parse(KIND, OP, after.as_ref())?;
         for _ in 0..UNREADABLE_PAGES_MAX {
             // One too many tells that there is a next page.
             let params = [
@@ -67,10 +67,10 @@ impl MysqlCore {
             let learnt = policies::learn(&self.policies, &mut connection, row::policies_of(&rows)).await;
             let policies = learnt.map_err(failed)?;
             let next = next_position(OP, &rows, limit)?;
-            let page = Page { items: read_rows_of(OP, &policies, &rows, limit), next };
-            match page.next.as_ref() {
+            let page = Page { items: row::read_rows(OP, &policies, &rows, limit), next };
+            match &page.next {
                 // All of them are unreadable: they must not hide those behind them.
-                Some(next) if page.items.is_empty() => from = ListPosition::parse(OP, next)?,
+                Some(next) if page.items.is_empty() => from = ListPosition::parse(KIND, OP, Some(next))?,
                 _ => return Ok(page),
             }
         }
@@ -140,22 +140,6 @@ impl MysqlCore {
     }
 }
 
-/// Reads the records of the first `limit` rows that can be read, and logs that others cannot.
-pub(super) fn read_rows_of(
-    op: &'static str,
-    policies: &RowPolicies,
-    rows: &[DbRow],
-    limit: u32,
-) -> Vec<StoredRecord> {
-    let rows = &rows[..rows.len().min(limit as usize)];
-    let (records, unreadable) = row::readable(policies, rows);
-    if let Some((record, reason)) = unreadable {
-        let count = rows.len() - records.len();
-        tracing::error!(op, count, %record, reason = reason.0, "records can't be read and are left out");
-    }
-    records
-}
-
 /// Runs work on a connection for short statements, and again after a deadlock or a lock wait, both of which leave nothing
 /// written. (A function would take an async closure, whose future is not known to be `Send`.)
 macro_rules! retrying {
@@ -183,7 +167,7 @@ impl Retries {
     /// Waits for a moment and returns `true` if the work may be repeated.
     pub(super) async fn may_follow(&mut self, error: &Error) -> bool {
         self.0 += 1;
-        let may_follow = self.0 < TRIES_MAX && error::reach(error) == MysqlFailureReach::Contended;
+        let may_follow = self.0 < TRIES_MAX && error::scope_of(error) == MysqlErrorScope::Contended;
         if may_follow {
             tokio::time::sleep(PAUSE * self.0).await;
         }
@@ -251,32 +235,6 @@ pub(super) fn statement(
 ) -> Result<String, StoreError> {
     literal::statement(sql, params)
         .map_err(|error: SqlError| StoreError::lasting(KIND, op, error).unwritten())
-}
-
-/// A position in the order of due records, or in that of a list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ListPosition {
-    pub(super) at: i64,
-    pub(super) id: RecordId,
-}
-
-impl ListPosition {
-    /// The position before all records.
-    pub(super) const START: ListPosition =
-        ListPosition { at: i64::MIN, id: RecordId::from_bytes([0; RecordId::LEN]) };
-
-    pub(super) fn cursor(self) -> Cursor {
-        let bytes = [&self.at.to_be_bytes()[..], self.id.as_bytes()].concat();
-        Cursor(Bytes::from(bytes))
-    }
-
-    pub(super) fn parse(op: &'static str, cursor: &Cursor) -> Result<ListPosition, StoreError> {
-        let position = cursor.0.split_first_chunk::<8>().and_then(|(at, id)| {
-            let id = RecordId::from_bytes(id.try_into().ok()?);
-            Some(ListPosition { at: i64::from_be_bytes(*at), id })
-        });
-        position.ok_or_else(|| StoreError::lasting(KIND, op, "not a cursor of this list"))
-    }
 }
 
 /// Returns the position behind the first `limit` rows, if there are more. The column behind `now` is the position's instant.

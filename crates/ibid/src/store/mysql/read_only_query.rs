@@ -41,7 +41,7 @@ fn text(value: &Value) -> Option<String> {
 fn query_error(error: Error) -> ReadOnlyQueryError<MysqlOpenError> {
     match &error {
         Error::Server(server)
-            if error::reach(&error) != error::MysqlFailureReach::Moment || server.code == 1792 =>
+            if error::scope_of(&error) != error::MysqlErrorScope::Moment || server.code == 1792 =>
         {
             ReadOnlyQueryError::Refused(server.message.clone())
         }

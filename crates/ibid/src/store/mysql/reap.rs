@@ -8,12 +8,13 @@ use ibid_core::sql::Param;
 use ibid_core::store::{Cursor, StoreError};
 use mysql_async::Error;
 
-use super::batch::{self, RowSource};
 use super::connection::MysqlConnection;
-use super::error::{self, MysqlFailureReach};
-use super::read::{ListPosition, retrying, statement};
+use super::error::{self, MysqlErrorScope};
+use super::read::{retrying, statement};
 use super::row::{self, DbRow};
-use super::{MysqlCore, literal};
+use super::row_source::{self, RowSource};
+use super::{KIND, MysqlCore, literal};
+use crate::store::record_pages::ListPosition;
 
 impl MysqlCore {
     pub(super) async fn reap_step(
@@ -41,7 +42,7 @@ impl MysqlCore {
     /// Reaps records. If a row of the application refers to one of them and forbids its deletion, or deadlocks stay, each
     /// is reaped in a separate transaction, and only those that can't go stay.
     async fn reap_records(&self, after: Option<Cursor>, limit: i64) -> Result<ReapStep, StoreError> {
-        let from = after.map_or(Ok(ListPosition::START), |cursor| ListPosition::parse(OP, &cursor))?;
+        let from = ListPosition::parse(KIND, OP, after.as_ref())?;
         let mut step = ReapStep::default();
         match self.reap_part(from, limit).await {
             Ok(part) => part.add_to(&mut step, limit),
@@ -117,7 +118,7 @@ impl MysqlCore {
         }
         for (numbers, statements) in [(&going, plan.remove), (&letters, plan.blank)] {
             if !numbers.is_empty() {
-                let source = batch::numbers(numbers.iter().copied());
+                let source = row_source::numbers(numbers.iter().copied());
                 let text = source.within(statements);
                 retrying!(self, OP, |connection| connection.run(&text))?;
             }
@@ -241,7 +242,7 @@ const NO_ID: ibid_core::scope::RecordId = ListPosition::START.id;
 /// Returns whether it failed because of one of its rows, so that others may go.
 fn is_of_one_row(error: &StoreError) -> bool {
     let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<Error>());
-    source.is_some_and(|error| error::is_held(error) || error::reach(error) == MysqlFailureReach::Contended)
+    source.is_some_and(|error| error::is_held(error) || error::scope_of(error) == MysqlErrorScope::Contended)
 }
 
 const OP: &str = "reap";

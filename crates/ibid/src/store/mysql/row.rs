@@ -14,6 +14,7 @@ use mysql_async::Value;
 
 use super::KIND;
 use crate::store::policy_cache::RowPolicies;
+use crate::store::record_pages;
 
 /// The values of one row. The text protocol returns numbers as digits.
 pub(super) type DbRow = Vec<Value>;
@@ -26,23 +27,14 @@ pub(super) fn read_stored(policies: &RowPolicies, row: &DbRow) -> Result<StoredR
     Ok(StoredRecord { record: Arc::new(record), response, now: Timestamp::from_micros(now) })
 }
 
-/// Reads the records that this program can read. Returns also the id of the first unreadable row and the reason.
-pub(super) fn readable(
+/// Reads the records of the first `limit` rows that can be read, and logs that others cannot.
+pub(super) fn read_rows(
+    op: &'static str,
     policies: &RowPolicies,
     rows: &[DbRow],
-) -> (Vec<StoredRecord>, Option<(String, UnreadableRowError)>) {
-    let (mut records, mut unreadable) = (Vec::with_capacity(rows.len()), None);
-    for row in rows {
-        match read_stored(policies, row) {
-            Ok(stored) => records.push(stored),
-            Err(reason) => drop(unreadable.get_or_insert_with(|| (short_id(row), reason))),
-        }
-    }
-    (records, unreadable)
-}
-
-fn short_id(row: &DbRow) -> String {
-    id_of(row).map_or_else(|| "?".to_owned(), |id| id.short().to_string())
+    limit: u32,
+) -> Vec<StoredRecord> {
+    record_pages::read_rows(op, rows, limit, |row| read_stored(policies, row), id_of)
 }
 
 /// Returns the id in the first column.
@@ -161,7 +153,7 @@ mod tests {
         for sql in [
             include_str!("../../record_sql/mysql/read.sql"),
             include_str!("../../record_sql/mysql/lock.sql"),
-            include_str!("hot/landed.sql"),
+            include_str!("hot_path/landed.sql"),
             include_str!("sql/due.sql"),
             include_str!("sql/list.sql"),
             include_str!("sql/list_dead.sql"),

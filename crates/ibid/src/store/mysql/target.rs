@@ -19,7 +19,7 @@ pub(super) struct MysqlTarget {
 impl fmt::Debug for MysqlTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MysqlTarget")
-            .field("place", &self.shown())
+            .field("display_url", &self.display_url())
             .field("options", &self.options)
             .finish_non_exhaustive()
     }
@@ -41,9 +41,9 @@ impl MysqlTarget {
         Ok(MysqlTarget { opts: opts.into(), options })
     }
 
-    /// Returns the address without user and password, as it may be shown and logged.
-    pub(super) fn shown(&self) -> String {
-        shown(&self.opts)
+    /// Returns the URL without user and password, as it may be shown and logged.
+    pub(super) fn display_url(&self) -> String {
+        format_display_url(&self.opts)
     }
 
     /// Connects to a server that may be written to.
@@ -62,12 +62,12 @@ impl MysqlTarget {
     }
 }
 
-/// Returns where `url` leads, without user and password. It touches nothing but the text.
-pub(super) fn shown_url(url: &str) -> Result<String, MysqlOpenError> {
-    parse_url(url, &mut MysqlOptions::default()).map(|opts| shown(&opts))
+/// Returns `url` without user, password and parameters. It touches nothing but the text.
+pub(super) fn display_url_of(url: &str) -> Result<String, MysqlOpenError> {
+    parse_url(url, &mut MysqlOptions::default()).map(|opts| format_display_url(&opts))
 }
 
-fn shown(opts: &Opts) -> String {
+fn format_display_url(opts: &Opts) -> String {
     format!("mysql://{}:{}/{}", opts.ip_or_hostname(), opts.tcp_port(), opts.db_name().unwrap_or_default())
 }
 
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn a_target_is_shown_without_user_and_password() {
         let target = target("mysql://u:p%40ss@db.example:3307/pay").expect("a URL");
-        assert_eq!(target.shown(), "mysql://db.example:3307/pay");
+        assert_eq!(target.display_url(), "mysql://db.example:3307/pay");
         assert_eq!(target.opts.pass(), Some("p@ss"));
         assert!(!format!("{target:?}").contains("p@ss"));
         let error = self::target("mysql://u:hunter2@h/d?x=hunter2").unwrap_err();

@@ -17,13 +17,14 @@ use tokio_postgres::types::Type;
 
 use super::connection::Param;
 use super::count::{COUNTED_MAX, SMALL_TABLE};
-use super::failure::store_error;
-use super::read::{DuePosition, get, next_position, read_rows_of};
+use super::error::store_error;
+use super::read::{get, next_position};
 use super::row::{self, SqlId};
-use super::{KIND, StoreCore, policies};
+use super::{KIND, PostgresCore, policies};
+use crate::store::record_pages::ListPosition;
 use crate::store::server_pools::PoolTarget;
 
-impl BrowseStore for StoreCore {
+impl BrowseStore for PostgresCore {
     fn list(&self, filter: RecordFilter) -> BoxFuture<'_, Result<Page<StoredRecord>, StoreError>> {
         let piece_rows = if self.target.sizes().slow == 0 { SHARED_PIECE_ROWS } else { PIECE_ROWS };
         Box::pin(self.list_page(filter, LIST_FOR, piece_rows))
@@ -127,7 +128,7 @@ impl FilterParams {
     }
 }
 
-impl StoreCore {
+impl PostgresCore {
     /// Returns one page of a list. No index serves all of a filter, so it reads its order in pieces, and ends the page after
     /// the piece in which the time is over.
     async fn list_page(
@@ -139,8 +140,7 @@ impl StoreCore {
         const OP: &str = "list";
         let order = ListOrder::of(&filter);
         let until = Instant::now() + time_max;
-        let mut from =
-            filter.after.as_ref().map_or(Ok(DuePosition::START), |cursor| DuePosition::parse(OP, cursor))?;
+        let mut from = ListPosition::parse(KIND, OP, filter.after.as_ref())?;
         let FilterParams { low, high, state, path, slashes, created_from, created_before, age } =
             FilterParams::of(&filter);
         let mut reader = self.slow_reader(OP).await?;
@@ -157,8 +157,8 @@ impl StoreCore {
             ];
             let ends = reader.query(OP, order.piece_sql(), &piece).await?;
             let end = ends.first().map(|row| read_position(OP, row)).transpose()?;
-            let DuePosition { at: last_at, id: last } =
-                end.unwrap_or(DuePosition { at: i64::MAX, id: ID_MAX });
+            let ListPosition { at: last_at, id: last } =
+                end.unwrap_or(ListPosition { at: i64::MAX, id: ID_MAX });
             let last = SqlId(last);
             let missing = filter.limit - u32::try_from(records.len()).unwrap_or(filter.limit);
             // One too many tells that there is a next page.
@@ -185,7 +185,7 @@ impl StoreCore {
             let learnt = policies::learn(&self.policies, reader.connection(), row::policies_of(&rows)).await;
             let policies = learnt.map_err(|error| store_error(OP, error))?;
             let next = next_position(OP, &rows, missing)?;
-            records.extend(read_rows_of(OP, &policies, &rows, missing));
+            records.extend(row::read_rows(OP, &policies, &rows, missing));
             // Full, or the last piece.
             let Some(end) = end.filter(|_| next.is_none()) else {
                 return Ok(Page { items: records, next });
@@ -220,9 +220,9 @@ impl StoreCore {
 }
 
 /// Reads the position at which a piece of a list ends.
-fn read_position(op: &'static str, row: &Row) -> Result<DuePosition, StoreError> {
+fn read_position(op: &'static str, row: &Row) -> Result<ListPosition, StoreError> {
     let SqlId(id) = get(op, row, 1)?;
-    Ok(DuePosition { at: get(op, row, 0)?, id })
+    Ok(ListPosition { at: get(op, row, 0)?, id })
 }
 
 /// Returns the pattern as LIKE takes it.

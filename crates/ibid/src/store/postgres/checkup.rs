@@ -7,9 +7,9 @@ use ibid_core::effect::OPERATOR_STATE_CODES;
 use tokio_postgres::types::{FromSqlOwned, Type};
 use tokio_postgres::{Error, Row};
 
-use super::connection::{Connection, Param};
+use super::connection::{Param, PostgresConnection};
 use super::count::{COUNT_WAITING, waiting_codes, waiting_params};
-use super::target::Target;
+use super::target::PostgresTarget;
 use super::{PostgresOpenError, migrate, open};
 use crate::store::checkup::{
     Checkup, ClockGap, OpenCases, Pooler, Role, Schema, ServerTuning, Setting, Standby, Standbys,
@@ -18,7 +18,7 @@ use crate::store::clock::Clock;
 use crate::store::run_times::{POLICIES_MAX, RunRow, RunSampler, RunTimes, SAMPLE_MAX};
 
 /// Describes the server that answers.
-pub(super) async fn look(target: &Target) -> Result<Checkup, PostgresOpenError> {
+pub(super) async fn look(target: &PostgresTarget) -> Result<Checkup, PostgresOpenError> {
     let connection = target.dial().await.map_err(|error| open::unreachable(target, error))?;
     let failed = |error| open::open_error(target, error);
     let (row, clock) = ask(&connection).await.map_err(failed)?;
@@ -73,7 +73,7 @@ pub(super) async fn look(target: &Target) -> Result<Checkup, PostgresOpenError> 
 }
 
 /// Reads the server's facts and compares its clock with this node's. The server read it between question and reply.
-async fn ask(connection: &Connection) -> Result<(Row, ClockGap), Error> {
+async fn ask(connection: &PostgresConnection) -> Result<(Row, ClockGap), Error> {
     let (node, began) = (Clock::system().now(), Instant::now());
     let mut rows = connection.query_once(include_str!("sql/checkup.sql"), &[]).await?;
     let within = began.elapsed() / 2;
@@ -91,7 +91,10 @@ fn durability(fsync: String, commit: String, pages: String, awaited: &str) -> Ve
     settings.map(|((name, value), is_weak)| Setting { name, value, is_weak }).collect()
 }
 
-async fn schema(target: &Target, connection: &Connection) -> Result<Schema, PostgresOpenError> {
+async fn schema(
+    target: &PostgresTarget,
+    connection: &PostgresConnection,
+) -> Result<Schema, PostgresOpenError> {
     match migrate::read_schema(target, connection).await {
         Ok(applied) if applied.step == 0 => Ok(Schema::Absent),
         Ok(applied) => Ok(Schema::Step { found: applied.step, known: migrate::newest_known_step() }),
@@ -101,7 +104,7 @@ async fn schema(target: &Target, connection: &Connection) -> Result<Schema, Post
     }
 }
 
-async fn standbys(connection: &Connection) -> Result<Vec<Standby>, Error> {
+async fn standbys(connection: &PostgresConnection) -> Result<Vec<Standby>, Error> {
     let rows = connection.query_once(include_str!("sql/standbys.sql"), &[]).await?;
     let one = |row: &Row| {
         let waits: Option<String> = row.try_get(1)?;
@@ -113,7 +116,10 @@ async fn standbys(connection: &Connection) -> Result<Vec<Standby>, Error> {
 
 /// Two connections that meet one session, or one that meets two, have a transaction pooler before them. That neither is
 /// seen proves little under load, and nothing about a pooler that keeps sessions: that one does no harm.
-pub(super) async fn pooler(target: &Target, connection: &Connection) -> Result<Pooler, Error> {
+pub(super) async fn pooler(
+    target: &PostgresTarget,
+    connection: &PostgresConnection,
+) -> Result<Pooler, Error> {
     const SESSION: &str = include_str!("sql/session.sql");
     let Ok(second) = target.dial().await else { return Ok(Pooler::Undecided) };
     let first: i32 = one(connection, SESSION, &[]).await?;
@@ -129,14 +135,14 @@ pub(super) async fn pooler(target: &Target, connection: &Connection) -> Result<P
     Ok(if mixed { Pooler::MixesStatements } else { Pooler::Seen })
 }
 
-async fn setting(connection: &Connection, name: &str) -> Result<Option<Bytes>, Error> {
+async fn setting(connection: &PostgresConnection, name: &str) -> Result<Option<Bytes>, Error> {
     let rows = connection.query_once(include_str!("sql/setting.sql"), &[(&name, Type::TEXT)]).await?;
     let value = rows.first().map(|row| row.try_get::<_, Option<&[u8]>>(0)).transpose()?.flatten();
     Ok(value.map(Bytes::copy_from_slice))
 }
 
 /// Counts what waits for an operator, through indexes and within the time limit of a slow read.
-async fn open_cases(connection: &Connection) -> Result<OpenCases, Error> {
+async fn open_cases(connection: &PostgresConnection) -> Result<OpenCases, Error> {
     connection.run(include_str!("sql/open_slow.sql")).await?;
     let waiting = waiting_codes();
     let records = connection.query_once(COUNT_WAITING, &waiting_params(&waiting, &i64::MAX)).await?;
@@ -154,7 +160,7 @@ async fn open_cases(connection: &Connection) -> Result<OpenCases, Error> {
     Ok(cases)
 }
 
-async fn tuning(connection: &Connection) -> Result<ServerTuning, Error> {
+async fn tuning(connection: &PostgresConnection) -> Result<ServerTuning, Error> {
     let rows = connection.query_once(include_str!("sql/tuning.sql"), &[]).await?;
     let Some(row) = rows.first() else { return Ok(ServerTuning::default()) };
     // A negative number is an estimate that was never made.
@@ -173,7 +179,7 @@ async fn tuning(connection: &Connection) -> Result<ServerTuning, Error> {
 }
 
 /// Reads some thousand rows by the index that the reaper uses.
-async fn runs(connection: &Connection) -> Result<Vec<RunTimes>, Error> {
+async fn runs(connection: &PostgresConnection) -> Result<Vec<RunTimes>, Error> {
     let limit: [Param<'_>; 1] = [(&POLICIES_MAX, Type::INT8)];
     let policies = connection.query_once(include_str!("sql/policies.sql"), &limit).await?;
     let policies: Result<Vec<(i64, Vec<u8>)>, Error> =
@@ -207,7 +213,11 @@ fn number(row: &Row, column: usize) -> Result<u64, Error> {
 }
 
 /// The only value of a statement that has no source of rows, and so gives exactly one.
-async fn one<T: FromSqlOwned>(connection: &Connection, sql: &str, params: &[Param<'_>]) -> Result<T, Error> {
+async fn one<T: FromSqlOwned>(
+    connection: &PostgresConnection,
+    sql: &str,
+    params: &[Param<'_>],
+) -> Result<T, Error> {
     let rows = connection.query_once(sql, params).await?;
     rows.first().expect("one row").try_get(0)
 }

@@ -15,7 +15,7 @@ use tokio::sync::OnceCell;
 use tokio_postgres::types::{Kind, ToSql, Type};
 use tokio_postgres::{CancelToken, Client, Error, Row, Statement};
 
-use super::failure;
+use super::error;
 use crate::store::policy_cache::TrustedPolicies;
 
 /// A value for a statement, with the type that the statement takes.
@@ -23,7 +23,7 @@ pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
 /// A connection to the server, with its prepared statements.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct PostgresConnection {
     client: Client,
     /// `true` if statements are prepared once and named, `false` if they are sent whole each time.
     prepares: bool,
@@ -46,14 +46,14 @@ pub(super) struct Connection {
     excluded_by: Arc<AtomicU32>,
 }
 
-impl Connection {
+impl PostgresConnection {
     pub(super) fn new(
         client: Client,
         prepares: bool,
         warned: Arc<AtomicBool>,
         excluded_by: Arc<AtomicU32>,
-    ) -> Connection {
-        Connection {
+    ) -> PostgresConnection {
+        PostgresConnection {
             client,
             prepares,
             statements: Mutex::default(),
@@ -234,7 +234,7 @@ impl Connection {
         let result = sent.await;
         self.unanswered.fetch_sub(1, Ordering::SeqCst);
         result.inspect_err(|error| {
-            if failure::spoils_connection(error) {
+            if error::spoils_connection(error) {
                 self.set_spoilt(true);
             }
         })
@@ -249,13 +249,13 @@ mod tests {
     use futures_util::FutureExt;
 
     use crate::store::postgres::PostgresOptions;
-    use crate::store::postgres::target::Target;
+    use crate::store::postgres::target::PostgresTarget;
 
     #[tokio::test]
     async fn a_statement_that_its_caller_gave_up_closes_the_connection() {
         let server = ibid_testkit::postgres::Postgres::shared();
         let url = server.url_for(&server.create_database());
-        let target = Target::new(&url, PostgresOptions::default()).expect("a URL");
+        let target = PostgresTarget::new(&url, PostgresOptions::default()).expect("a URL");
         for given_up in [true, false] {
             let connection = target.connect().await.expect("a connection");
             assert!(connection.is_usable());

@@ -5,10 +5,10 @@ use ibid_core::store::{BoxFuture, CopyStore, Cursor, Page, StoreError};
 use ibid_core::time::Timestamp;
 
 use super::read::get;
-use super::{KIND, StoreCore};
+use super::{KIND, PostgresCore};
 use crate::record_sql::copy;
 
-impl CopyStore for StoreCore {
+impl CopyStore for PostgresCore {
     fn clock(&self) -> BoxFuture<'_, Result<Timestamp, StoreError>> {
         Box::pin(async move {
             let rows = self.ask(OP, include_str!("sql/now.sql"), &[]).await?;

@@ -5,7 +5,7 @@ use ibid_core::store::{RecordCounts, RowCount, StoreError};
 use ibid_core::time::Timestamp;
 use tokio_postgres::types::Type;
 
-use super::StoreCore;
+use super::PostgresCore;
 use super::connection::Param;
 use super::lease_scan::SCANNED_AFTER_US;
 use super::read::get;
@@ -27,7 +27,7 @@ pub(super) fn waiting_params<'a>(codes: &'a [i64; 4], most: &'a i64) -> [Param<'
     [pending, retryable, unknown, running, most].map(|number| (number as _, Type::INT8))
 }
 
-impl StoreCore {
+impl PostgresCore {
     /// Counts at most `most` rows of a kind one by one, and all of them if the table has no more than `small` bytes.
     pub(super) async fn count_records(&self, most: i64, small: i64) -> Result<RecordCounts, StoreError> {
         let mut reader = self.slow_reader(OP).await?;

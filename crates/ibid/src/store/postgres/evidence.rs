@@ -12,12 +12,12 @@ use ibid_core::time::Timestamp;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Error, Row};
 
-use super::connection::{Connection, Param};
+use super::connection::{Param, PostgresConnection};
 use super::read::get;
 use super::row::SqlId;
-use super::{KIND, StoreCore};
+use super::{KIND, PostgresCore};
 
-impl EvidenceStore for StoreCore {
+impl EvidenceStore for PostgresCore {
     fn insert_evidence(
         &self,
         evidence: Evidence,
@@ -105,7 +105,7 @@ impl EvidenceStore for StoreCore {
 }
 
 /// Marks the evidence that led to a change as used, in the transaction of the change.
-pub(super) async fn mark_used(connection: &Connection, name: &EventName) -> Result<(), Error> {
+pub(super) async fn mark_used(connection: &PostgresConnection, name: &EventName) -> Result<(), Error> {
     let kept_for = micros(USED_KEPT_FOR);
     let params: [Param<'_>; 3] =
         [(&name.source, Type::TEXT), (&name.event, Type::TEXT), (&kept_for, Type::INT8)];

@@ -4,11 +4,11 @@ use ibid_core::store::StoreError;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-use super::StoreCore;
+use super::PostgresCore;
 use super::connection::Param;
 use super::read::get;
 
-impl StoreCore {
+impl PostgresCore {
     /// Scans the first leases that ended since the last scan, by whichever process. A policy that another process scans at
     /// this moment is left to it.
     pub(super) async fn scan_leases(&self) -> Result<(), StoreError> {

@@ -9,9 +9,9 @@ use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 
 use super::PostgresOpenError;
-use super::connection::Connection;
+use super::connection::PostgresConnection;
 use super::open::open_error;
-use super::target::Target;
+use super::target::PostgresTarget;
 use crate::failpoint;
 use crate::store::schema_steps::{SchemaState, StepKind, needs_at_least};
 
@@ -65,8 +65,8 @@ pub(super) fn sql(from: u32) -> String {
 /// Fails if the tables are those of an earlier build, if a step is not the one that this program knows, or if a later step
 /// excludes this program.
 pub(super) async fn read_schema(
-    target: &Target,
-    connection: &Connection,
+    target: &PostgresTarget,
+    connection: &PostgresConnection,
 ) -> Result<SchemaState, PostgresOpenError> {
     let failed = |error| open_error(target, error);
     let rows = connection.query_once(include_str!("sql/schema_tables.sql"), &[]).await.map_err(failed)?;
@@ -75,7 +75,7 @@ pub(super) async fn read_schema(
     let (has_steps, is_earlier): (bool, bool) =
         (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
     if is_earlier {
-        return Err(PostgresOpenError::EarlierBuild { place: target.shown() });
+        return Err(PostgresOpenError::EarlierBuild { display_url: target.display_url() });
     }
     if !has_steps {
         return Ok(SchemaState::default());
@@ -87,20 +87,23 @@ pub(super) async fn read_schema(
         let stored: &[u8] = row.try_get(1).map_err(failed)?;
         let known = numbered_steps().find(|(known, _)| *known == number);
         if known.is_some_and(|(_, step)| digest(step) != stored) {
-            return Err(PostgresOpenError::Altered { place: target.shown(), number });
+            return Err(PostgresOpenError::Altered { display_url: target.display_url(), number });
         }
         let needs = row.try_get::<_, i32>(2).map_err(failed)?.cast_unsigned();
         applied = SchemaState { step: applied.step.max(number), needs: applied.needs.max(needs) };
     }
     if applied.excludes(newest_known_step()) {
         let (found, known) = (applied.step, newest_known_step());
-        return Err(PostgresOpenError::FromTheFuture { place: target.shown(), found, known });
+        return Err(PostgresOpenError::FromTheFuture { display_url: target.display_url(), found, known });
     }
     Ok(applied)
 }
 
 /// Takes the steps that are missing, each in its own transaction. A process that comes second waits, and finds them taken.
-pub(super) async fn run(target: &Target, connection: &Connection) -> Result<(), PostgresOpenError> {
+pub(super) async fn run(
+    target: &PostgresTarget,
+    connection: &PostgresConnection,
+) -> Result<(), PostgresOpenError> {
     for (number, step) in numbered_steps() {
         if read_schema(target, connection).await?.step >= number {
             continue;
@@ -125,8 +128,8 @@ pub(super) async fn run(target: &Target, connection: &Connection) -> Result<(), 
 /// Runs one part in a transaction. It waits for locks only briefly, because all statements on the table queue behind it, and
 /// tries again.
 async fn run_part(
-    target: &Target,
-    connection: &Connection,
+    target: &PostgresTarget,
+    connection: &PostgresConnection,
     number: u32,
     sql: &str,
     tries_max: u32,
@@ -144,11 +147,14 @@ async fn run_part(
         }
         tokio::time::sleep(PAUSE).await;
     }
-    Err(PostgresOpenError::Failed { place: target.shown(), source: LockedOut { tries: tries_max }.into() })
+    Err(PostgresOpenError::Failed {
+        display_url: target.display_url(),
+        source: LockedOut { tries: tries_max }.into(),
+    })
 }
 
 /// Runs statements in a transaction. Returns `false`, and ends the transaction, if another session held a lock for too long.
-async fn try_run(connection: &Connection, sql: &str) -> Result<bool, Error> {
+async fn try_run(connection: &PostgresConnection, sql: &str) -> Result<bool, Error> {
     match connection.run(sql).await {
         Ok(()) => Ok(true),
         Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
@@ -161,8 +167,8 @@ async fn try_run(connection: &Connection, sql: &str) -> Result<bool, Error> {
 
 /// Builds an index without blocking writers. A build that was cut off left an invalid index, which is dropped first.
 async fn build_index(
-    target: &Target,
-    connection: &Connection,
+    target: &PostgresTarget,
+    connection: &PostgresConnection,
     name: &str,
     sql: &str,
     tries_max: u32,
@@ -186,7 +192,10 @@ async fn build_index(
         }
         return connection.run(&format!("select pg_advisory_unlock({LOCK})")).await.map_err(failed);
     }
-    Err(PostgresOpenError::Failed { place: target.shown(), source: LockedOut { tries: tries_max }.into() })
+    Err(PostgresOpenError::Failed {
+        display_url: target.display_url(),
+        source: LockedOut { tries: tries_max }.into(),
+    })
 }
 
 /// A migration that could not have a lock.
@@ -311,19 +320,19 @@ mod tests {
     }
 
     /// Returns a database with ibid's tables, and the server, which drops it at the end.
-    async fn migrate_new_database() -> (Postgres, Arc<Target>) {
+    async fn migrate_new_database() -> (Postgres, Arc<PostgresTarget>) {
         let server = Postgres::shared();
         let url = server.url_for(&server.create_database());
-        let target = Arc::new(Target::new(&url, PostgresOptions::default()).expect("a URL"));
+        let target = Arc::new(PostgresTarget::new(&url, PostgresOptions::default()).expect("a URL"));
         run(&target, &connect(&target).await).await.expect("the tables are made");
         (server, target)
     }
 
-    async fn connect(target: &Target) -> Connection {
+    async fn connect(target: &PostgresTarget) -> PostgresConnection {
         target.connect().await.expect("a connection")
     }
 
-    async fn truth(connection: &Connection, sql: &str) -> bool {
+    async fn truth(connection: &PostgresConnection, sql: &str) -> bool {
         connection.query_once(sql, &[]).await.expect("a row")[0].get(0)
     }
 

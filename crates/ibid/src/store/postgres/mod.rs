@@ -1,7 +1,7 @@
 //! Records in a PostgreSQL database, shared by many processes.
 //!
-//! New records and their finishes are batched: many of them are one statement, one round trip and one transaction (`hot/`).
-//! Every other change is one transaction (`plain.rs`). The server's clock sets every instant. A session may start with
+//! New records and their finishes are batched: many of them are one statement, one round trip and one transaction (`hot_path/`).
+//! Every other change is one transaction (`plain_path.rs`). The server's clock sets every instant. A session may start with
 //! settings (`target.rs`), but nothing depends on it, so a transaction pooler may be in between.
 
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use ibid_core::store::{
     SqlStore, Store, StoreClock, StoreError, StoreFacts,
 };
 
-use self::hot::{RowLocations, TakenIds};
-use self::pool::Pools;
-use self::target::Target;
+use self::hot_path::{RowLocations, TakenIds};
+use self::pool::PostgresPools;
+use self::target::PostgresTarget;
 use super::checkup::Checkup;
 use super::commit_queue::CommitQueue;
 use super::policy_cache::PolicyCache;
@@ -32,13 +32,13 @@ mod checkup;
 mod connection;
 mod copy;
 mod count;
+mod error;
 mod evidence;
-mod failure;
-mod hot;
+mod hot_path;
 mod lease_scan;
 mod migrate;
 mod open;
-mod plain;
+mod plain_path;
 mod policies;
 mod pool;
 mod read;
@@ -46,7 +46,7 @@ mod read_only_query;
 mod reap;
 mod row;
 mod slow_read;
-mod sql_side;
+mod sql_store;
 mod target;
 mod tls;
 
@@ -69,15 +69,15 @@ pub use super::commit_queue::BatchCounts;
 /// ```
 #[derive(Debug)]
 pub struct PostgresStore {
-    core: Arc<StoreCore>,
-    commits: CommitQueue<StoreCore>,
+    core: Arc<PostgresCore>,
+    commits: CommitQueue<PostgresCore>,
 }
 
 /// The part of a store that its tasks share.
 #[derive(Debug)]
-struct StoreCore {
-    target: Arc<Target>,
-    pools: Pools,
+struct PostgresCore {
+    target: Arc<PostgresTarget>,
+    pools: PostgresPools,
     policies: PolicyCache,
     locations: RowLocations,
     taken_ids: TakenIds,
@@ -144,11 +144,11 @@ impl PostgresStore {
     /// As for [`PostgresStore::migrate`], if the options allow it to create or upgrade the tables. Otherwise it changes
     /// nothing.
     pub async fn open(url: &str, options: PostgresOptions) -> Result<PostgresStore, PostgresOpenError> {
-        let target = Arc::new(Target::new(url, options)?);
+        let target = Arc::new(PostgresTarget::new(url, options)?);
         open::prepare(&target).await?;
-        let pools = Pools::new(&target);
+        let pools = PostgresPools::new(&target);
         let (policies, locations, taken_ids) = Default::default();
-        let core = Arc::new(StoreCore { target, pools, policies, locations, taken_ids });
+        let core = Arc::new(PostgresCore { target, pools, policies, locations, taken_ids });
         let (lanes, workers) = (core.pools.lanes(), core.pools.plain_commits());
         Ok(PostgresStore { commits: CommitQueue::start(core.clone(), lanes, workers), core })
     }
@@ -165,7 +165,7 @@ impl PostgresStore {
     /// not at all, and an index that was being built may be left invalid. Call it again: it takes the rest, and builds such
     /// an index again.
     pub async fn migrate(url: &str, options: PostgresOptions) -> Result<Migration, PostgresOpenError> {
-        let target = Target::new(url, PostgresOptions { migrate: true, upgrade: true, ..options })?;
+        let target = PostgresTarget::new(url, PostgresOptions { migrate: true, upgrade: true, ..options })?;
         let before = open::schema(&target).await?;
         open::prepare(&target).await?;
         Ok(Migration { before, after: before.max(migrate::newest_known_step()) })
@@ -181,7 +181,7 @@ impl PostgresStore {
     ///
     /// Cancel safe: it only reads.
     pub async fn schema(url: &str, options: PostgresOptions) -> Result<u32, PostgresOpenError> {
-        open::schema(&Target::new(url, options)?).await
+        open::schema(&PostgresTarget::new(url, options)?).await
     }
 
     /// Describes a server without opening a store on it, also one that opening would refuse. It writes nothing.
@@ -195,7 +195,7 @@ impl PostgresStore {
     /// Cancel safe: it only reads.
     #[doc(hidden)]
     pub async fn checkup(url: &str, options: PostgresOptions) -> Result<Checkup, PostgresOpenError> {
-        checkup::look(&Target::new(url, options)?).await
+        checkup::look(&PostgresTarget::new(url, options)?).await
     }
 
     /// Passes each row of one statement to `on_row`, as text, and returns the names of the columns. The statement runs in a
@@ -215,17 +215,17 @@ impl PostgresStore {
         sql: &str,
         on_row: RowCallback<'_>,
     ) -> Result<Vec<String>, ReadOnlyQueryError<PostgresOpenError>> {
-        let target = Target::new(url, options).map_err(ReadOnlyQueryError::Open)?;
+        let target = PostgresTarget::new(url, options).map_err(ReadOnlyQueryError::Open)?;
         read_only_query::read(&target, sql, on_row).await
     }
 
-    /// Returns where `url` leads, without user and password: the form that may be shown and logged.
+    /// Returns `url` without user, password and parameters: the form that may be shown and logged.
     ///
     /// # Errors
     ///
     /// Fails if the URL cannot be parsed.
-    pub fn place_of(url: &str) -> Result<String, PostgresOpenError> {
-        target::shown_url(url)
+    pub fn display_url_of(url: &str) -> Result<String, PostgresOpenError> {
+        target::display_url_of(url)
     }
 
     /// Returns the statements that take a schema from step `from` (0: no tables) to the newest, for an operator to run.
@@ -238,9 +238,9 @@ impl PostgresStore {
         migrate::newest_known_step()
     }
 
-    /// Returns where the database is, without user and password.
-    pub fn place(&self) -> String {
-        self.core.target.shown()
+    /// Returns the URL of the database without user and password.
+    pub fn display_url(&self) -> String {
+        self.core.target.display_url()
     }
 
     /// Returns how many batches were sent, and how many changes were in them.
@@ -333,7 +333,7 @@ impl Store for PostgresStore {
     }
 }
 
-impl BodyStore for StoreCore {
+impl BodyStore for PostgresCore {
     fn bodies(&self, id: RecordId, birth: Nonce) -> BoxFuture<'_, Result<Vec<LoadedBody>, StoreError>> {
         Box::pin(self.find_bodies(id, birth))
     }

@@ -6,8 +6,8 @@ use std::time::Instant;
 use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 
-use super::connection::Connection;
-use super::target::Target;
+use super::connection::PostgresConnection;
+use super::target::PostgresTarget;
 use super::{checkup, migrate};
 use crate::store::checkup::Pooler;
 
@@ -29,44 +29,44 @@ pub enum PostgresOpenError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// No server answers, or not yet.
-    #[error("cannot reach PostgreSQL at `{place}`")]
+    #[error("cannot reach PostgreSQL at `{display_url}`")]
     Unreachable {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
         /// Cause of the failure.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The server refuses user, password or database.
-    #[error("PostgreSQL at `{place}` refuses this user, password or database")]
+    #[error("PostgreSQL at `{display_url}` refuses this user, password or database")]
     Refused {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
         /// Message of the server.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The server takes no writes.
-    #[error("PostgreSQL at `{place}` is a replica or read-only; ibid has to write")]
+    #[error("PostgreSQL at `{display_url}` is a replica or read-only; ibid has to write")]
     ReadOnly {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
     },
     /// The server may lose commits.
-    #[error("PostgreSQL at `{place}` runs with `{setting} = {value}`, so that a commit may be lost")]
+    #[error("PostgreSQL at `{display_url}` runs with `{setting} = {value}`, so that a commit may be lost")]
     WeakDurability {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
         /// Name of the setting.
         setting: &'static str,
         /// Value of the setting.
         value: String,
     },
     /// The server is too old.
-    #[error("PostgreSQL at `{place}` is version {found}; ibid needs {needed} or later")]
+    #[error("PostgreSQL at `{display_url}` is version {found}; ibid needs {needed} or later")]
     TooOld {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
         /// Major version of the server.
         found: i64,
         /// Oldest major version that ibid supports.
@@ -74,21 +74,23 @@ pub enum PostgresOpenError {
     },
     /// A later ibid changed the tables, so that this one cannot use them.
     #[error(
-        "the schema at `{place}` is number {found}, which excludes programs that know only {known}; use a later ibid"
+        "the schema at `{display_url}` is number {found}, which excludes programs that know only {known}; use a later ibid"
     )]
     FromTheFuture {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
         /// Step of the schema.
         found: u32,
         /// Newest step that this program knows.
         known: u32,
     },
     /// The tables are missing or old, and the options do not allow to create or upgrade them.
-    #[error("the schema at `{place}` is number {found}, and this ibid needs {known}; run `ibid migrate`")]
+    #[error(
+        "the schema at `{display_url}` is number {found}, and this ibid needs {known}; run `ibid migrate`"
+    )]
     NotMigrated {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
         /// Step of the schema; zero if there is none.
         found: u32,
         /// Newest step that this program knows.
@@ -96,26 +98,26 @@ pub enum PostgresOpenError {
     },
     /// The tables are those of a build from before the first release.
     #[error(
-        "the tables at `{place}` were made by a build of ibid from before its first release, whose format is not read any \
+        "the tables at `{display_url}` were made by a build of ibid from before its first release, whose format is not read any \
          more; drop its tables (`ibid_…`) or use another database or schema"
     )]
     EarlierBuild {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
     },
     /// A step with this number was taken, but it is not the one that this program knows.
-    #[error("migration {number} at `{place}` is not the one that this ibid knows")]
+    #[error("migration {number} at `{display_url}` is not the one that this ibid knows")]
     Altered {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
         /// Number of the step.
         number: u32,
     },
     /// Any other failure of the server.
-    #[error("cannot use PostgreSQL at `{place}`")]
+    #[error("cannot use PostgreSQL at `{display_url}`")]
     Failed {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
         /// Cause of the failure.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
@@ -132,7 +134,10 @@ impl PostgresOpenError {
 
 /// Checks that the server takes writes and keeps commits. Every new connection is checked, because after a failover another
 /// server answers, and once a minute each that is in use, because a reload can change the settings of a running server.
-pub(super) async fn check(target: &Target, connection: &Connection) -> Result<(), PostgresOpenError> {
+pub(super) async fn check(
+    target: &PostgresTarget,
+    connection: &PostgresConnection,
+) -> Result<(), PostgresOpenError> {
     let failed = |error| open_error(target, error);
     let rows = connection.query_once(include_str!("sql/look.sql"), &[]).await.map_err(failed)?;
     // The query has no source of rows, so it returns exactly one.
@@ -140,17 +145,22 @@ pub(super) async fn check(target: &Target, connection: &Connection) -> Result<()
     let text = |column: usize| row.try_get::<_, String>(column).map_err(failed);
     let version = row.try_get::<_, i64>(0).map_err(failed)? / 10_000;
     if version < VERSION_MIN {
-        return Err(PostgresOpenError::TooOld { place: target.shown(), found: version, needed: VERSION_MIN });
+        return Err(PostgresOpenError::TooOld {
+            display_url: target.display_url(),
+            found: version,
+            needed: VERSION_MIN,
+        });
     }
     if row.try_get::<_, bool>(1).map_err(failed)? {
-        return Err(PostgresOpenError::ReadOnly { place: target.shown() });
+        return Err(PostgresOpenError::ReadOnly { display_url: target.display_url() });
     }
     connection.set_has_settings(row.try_get(5).map_err(failed)?);
     connection.set_checked_at(Instant::now());
     let (fsync, commit, standbys) = (text(2)?, text(3)?, text(4)?);
     target.note_commit_setting(&commit);
-    let weak =
-        |setting, value| Err(PostgresOpenError::WeakDurability { place: target.shown(), setting, value });
+    let weak = |setting, value| {
+        Err(PostgresOpenError::WeakDurability { display_url: target.display_url(), setting, value })
+    };
     match target.options.accept_weak_durability {
         true => Ok(()),
         false if is_weak_fsync(&fsync) => weak("fsync", fsync),
@@ -175,14 +185,14 @@ pub(super) fn is_weak_commit(commit: &str, standbys: &str) -> bool {
 }
 
 /// Creates or upgrades the tables where the options allow it, and looks for a pooler that mixes up prepared statements.
-pub(super) async fn prepare(target: &Target) -> Result<(), PostgresOpenError> {
+pub(super) async fn prepare(target: &PostgresTarget) -> Result<(), PostgresOpenError> {
     let connection = target.connect().await?;
     let applied = migrate::read_schema(target, &connection).await?;
     let (found, known) = (applied.step, migrate::newest_known_step());
     if !applied.is_usable(known) {
         let may_change = if found == 0 { target.options.migrate } else { target.options.upgrade };
         if !may_change {
-            return Err(PostgresOpenError::NotMigrated { place: target.shown(), found, known });
+            return Err(PostgresOpenError::NotMigrated { display_url: target.display_url(), found, known });
         }
         migrate::run(target, &connection).await?;
     }
@@ -197,14 +207,14 @@ pub(super) async fn prepare(target: &Target) -> Result<(), PostgresOpenError> {
 }
 
 /// Returns the step of the schema; zero if there is none.
-pub(super) async fn schema(target: &Target) -> Result<u32, PostgresOpenError> {
+pub(super) async fn schema(target: &PostgresTarget) -> Result<u32, PostgresOpenError> {
     let connection = target.connect().await?;
     migrate::read_schema(target, &connection).await.map(|applied| applied.step)
 }
 
 /// Returns the error for a connection that failed.
-pub(super) fn unreachable(target: &Target, error: Error) -> PostgresOpenError {
-    let shown = target.shown();
+pub(super) fn unreachable(target: &PostgresTarget, error: Error) -> PostgresOpenError {
+    let display_url = target.display_url();
     let refused = [
         SqlState::INVALID_PASSWORD,
         SqlState::INVALID_AUTHORIZATION_SPECIFICATION,
@@ -213,18 +223,18 @@ pub(super) fn unreachable(target: &Target, error: Error) -> PostgresOpenError {
     ];
     match error.code() {
         Some(code) if refused.contains(code) => {
-            PostgresOpenError::Refused { place: shown, source: error.into() }
+            PostgresOpenError::Refused { display_url, source: error.into() }
         }
-        _ => PostgresOpenError::Unreachable { place: shown, source: error.into() },
+        _ => PostgresOpenError::Unreachable { display_url, source: error.into() },
     }
 }
 
 /// Returns the error for a statement that failed while opening.
-pub(super) fn open_error(target: &Target, error: Error) -> PostgresOpenError {
-    if error.is_closed() || super::failure::reach(&error) == super::failure::Reach::Moment {
+pub(super) fn open_error(target: &PostgresTarget, error: Error) -> PostgresOpenError {
+    if error.is_closed() || super::error::scope_of(&error) == super::error::PostgresErrorScope::Moment {
         return unreachable(target, error);
     }
-    PostgresOpenError::Failed { place: target.shown(), source: error.into() }
+    PostgresOpenError::Failed { display_url: target.display_url(), source: error.into() }
 }
 
 /// The oldest major version that the PostgreSQL project still maintains.

@@ -8,13 +8,13 @@ use ibid_core::row::micros;
 use tokio_postgres::Error;
 use tokio_postgres::types::Type;
 
-use super::connection::{Connection, OPEN_HOT, Param};
+use super::connection::{OPEN_HOT, Param, PostgresConnection};
 use crate::store::policy_cache::{NumberedPolicy, PolicyCache, RowPolicies};
 
 /// Returns the policies that rows name, and reads those that are not known yet.
 pub(super) async fn learn(
     policies: &PolicyCache,
-    connection: &Connection,
+    connection: &PostgresConnection,
     named: impl Iterator<Item = i64>,
 ) -> Result<RowPolicies, Error> {
     let (mut found, unread) = policies.look_up(named);
@@ -37,7 +37,7 @@ pub(super) async fn learn(
 /// Stores those of `policies` that `connection` does not know to be stored, in their own transaction. A record that names a
 /// policy is written after that.
 pub(super) async fn ensure_stored(
-    connection: &Connection,
+    connection: &PostgresConnection,
     policies: &[Arc<NumberedPolicy>],
 ) -> Result<(), Error> {
     let unsure = connection.unsure_policies(policies.iter().map(|policy| policy.digest));

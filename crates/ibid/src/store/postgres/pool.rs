@@ -4,45 +4,45 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::connection::Connection;
-use super::target::Target;
+use super::connection::PostgresConnection;
+use super::target::PostgresTarget;
 use super::{KIND, PostgresOpenError, open};
 use crate::store::server_pools::{self, PoolSizes, PoolTarget};
 
-pub(super) type Pools = server_pools::ServerPools<Target>;
+pub(super) type PostgresPools = server_pools::ServerPools<PostgresTarget>;
 
 /// A connection that goes back to its pool when it is dropped.
-pub(super) type PooledConnection = server_pools::ServerConnection<Target>;
+pub(super) type PooledConnection = server_pools::ServerConnection<PostgresTarget>;
 
-impl PoolTarget for Target {
+impl PoolTarget for PostgresTarget {
     const KIND: &'static str = KIND;
     /// One flight is sent while the other is flushed. With more, each is smaller, and a statement has a fixed cost of about
     /// seven changes (docs/decisions/0006).
     const LANES: usize = 2;
     const TWO_SLOW_FROM: usize = 6;
-    type Connection = Connection;
+    type Connection = PostgresConnection;
     type OpenError = PostgresOpenError;
 
     fn sizes(&self) -> PoolSizes {
-        PoolSizes::of::<Target>(self.options.connections_max, self.options.hot_path)
+        PoolSizes::of::<PostgresTarget>(self.options.connections_max, self.options.hot_path)
     }
 
     fn connection_wait(&self) -> Duration {
         self.options.connection_wait
     }
 
-    async fn connect_for_pool(&self, is_hot: bool) -> Result<Connection, PostgresOpenError> {
+    async fn connect_for_pool(&self, is_hot: bool) -> Result<PostgresConnection, PostgresOpenError> {
         if let Some(error) = self.exclude_if_needed(0) {
             return Err(error);
         }
         if is_hot { self.connect_hot().await } else { self.connect().await }
     }
 
-    fn is_usable(connection: &Connection) -> bool {
+    fn is_usable(connection: &PostgresConnection) -> bool {
         connection.is_usable()
     }
 
-    async fn recheck(&self, connection: &Connection) -> bool {
+    async fn recheck(&self, connection: &PostgresConnection) -> bool {
         if connection.checked_at().elapsed() < CHECKED_FOR {
             return true;
         }
@@ -72,8 +72,8 @@ mod tests {
     #[tokio::test]
     async fn a_server_that_stops_flushing_is_left_within_a_minute() {
         let server = Postgres::start();
-        let target = Target::new(&server.url(), PostgresOptions::default()).expect("a URL");
-        let pools = Pools::new(&Arc::new(target));
+        let target = PostgresTarget::new(&server.url(), PostgresOptions::default()).expect("a URL");
+        let pools = PostgresPools::new(&Arc::new(target));
         let connection = pools.short("test").await.expect("it flushes");
         server.set("fsync", "off");
         // The running session learns of it a moment later.
@@ -96,6 +96,6 @@ mod tests {
 
     #[test]
     fn pools_share_exactly_the_allowed_connections() {
-        server_pools::assert_sizes_add_up::<Target>();
+        server_pools::assert_sizes_add_up::<PostgresTarget>();
     }
 }

@@ -10,13 +10,13 @@ use ibid_core::time::Timestamp;
 use tokio_postgres::types::{FromSql, Type};
 use tokio_postgres::{Error, Row};
 
-use super::connection::{Connection, OPEN_HOT, Param};
-use super::failure::store_error;
+use super::connection::{OPEN_HOT, Param, PostgresConnection};
+use super::error::store_error;
 use super::row::{self, SqlId};
-use super::{KIND, StoreCore, policies};
-use crate::store::policy_cache::RowPolicies;
+use super::{KIND, PostgresCore, policies};
+use crate::store::record_pages::ListPosition;
 
-impl StoreCore {
+impl PostgresCore {
     pub(super) async fn load(&self, id: RecordId) -> Result<Option<StoredRecord>, StoreError> {
         const OP: &str = "load";
         let connection = self.pools.short(OP).await?;
@@ -27,7 +27,7 @@ impl StoreCore {
     /// Loads one record in its own transaction.
     pub(super) async fn load_on(
         &self,
-        connection: &Connection,
+        connection: &PostgresConnection,
         id: RecordId,
     ) -> Result<Result<Option<StoredRecord>, UnreadableRowError>, Error> {
         let id = &id.as_bytes()[..];
@@ -38,7 +38,7 @@ impl StoreCore {
     /// Loads one record in the transaction that is open.
     pub(super) async fn load_within(
         &self,
-        connection: &Connection,
+        connection: &PostgresConnection,
         id: RecordId,
     ) -> Result<Result<Option<StoredRecord>, UnreadableRowError>, Error> {
         let id = &id.as_bytes()[..];
@@ -48,7 +48,7 @@ impl StoreCore {
 
     async fn read_one(
         &self,
-        connection: &Connection,
+        connection: &PostgresConnection,
         rows: &[Row],
     ) -> Result<Result<Option<StoredRecord>, UnreadableRowError>, Error> {
         let policies = policies::learn(&self.policies, connection, row::policies_of(rows)).await?;
@@ -86,7 +86,7 @@ impl StoreCore {
         const OP: &str = "find due records";
         // One too many tells that there is a next page.
         let (code, most) = (i64::from(state.code()), i64::from(limit) + 1);
-        let mut from = after.map_or(Ok(DuePosition::START), |cursor| DuePosition::parse(OP, &cursor))?;
+        let mut from = ListPosition::parse(KIND, OP, after.as_ref())?;
         for _ in 0..UNREADABLE_PAGES_MAX {
             let (at, id) = (from.at, SqlId(from.id));
             let params: [Param<'_>; 4] =
@@ -97,10 +97,10 @@ impl StoreCore {
             let learnt = policies::learn(&self.policies, &connection, row::policies_of(&rows)).await;
             let policies = learnt.map_err(failed)?;
             let next = next_position(OP, &rows, limit)?;
-            let page = Page { items: read_rows_of(OP, &policies, &rows, limit), next };
-            match page.next.as_ref() {
+            let page = Page { items: row::read_rows(OP, &policies, &rows, limit), next };
+            match &page.next {
                 // All of them are unreadable: they must not hide those behind them.
-                Some(next) if page.items.is_empty() => from = DuePosition::parse(OP, next)?,
+                Some(next) if page.items.is_empty() => from = ListPosition::parse(KIND, OP, Some(next))?,
                 _ => return Ok(page),
             }
         }
@@ -220,48 +220,6 @@ impl StoreCore {
     }
 }
 
-/// Reads the records of the first `limit` rows that can be read, and logs that others cannot.
-pub(super) fn read_rows_of(
-    op: &'static str,
-    policies: &RowPolicies,
-    rows: &[Row],
-    limit: u32,
-) -> Vec<StoredRecord> {
-    let rows = &rows[..rows.len().min(limit as usize)];
-    let (records, unreadable) = row::readable(policies, rows);
-    if let Some((record, reason)) = unreadable {
-        let count = rows.len() - records.len();
-        tracing::error!(op, count, %record, reason = reason.0, "records can't be read and are left out");
-    }
-    records
-}
-
-/// A position in the order of due records.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct DuePosition {
-    pub(super) at: i64,
-    pub(super) id: RecordId,
-}
-
-impl DuePosition {
-    /// The position before all records.
-    pub(super) const START: DuePosition =
-        DuePosition { at: i64::MIN, id: RecordId::from_bytes([0; RecordId::LEN]) };
-
-    pub(super) fn cursor(self) -> Cursor {
-        let bytes = [&self.at.to_be_bytes()[..], self.id.as_bytes()].concat();
-        Cursor(Bytes::from(bytes))
-    }
-
-    pub(super) fn parse(op: &'static str, cursor: &Cursor) -> Result<DuePosition, StoreError> {
-        let position = cursor.0.split_first_chunk::<8>().and_then(|(at, id)| {
-            let id = RecordId::from_bytes(id.try_into().ok()?);
-            Some(DuePosition { at: i64::from_be_bytes(*at), id })
-        });
-        position.ok_or_else(|| StoreError::lasting(KIND, op, "not a cursor of this list"))
-    }
-}
-
 /// Returns the position behind the first `limit` rows, if there are more. The column behind `now` is the position's instant.
 pub(super) fn next_position(
     op: &'static str,
@@ -272,11 +230,11 @@ pub(super) fn next_position(
     let has_more = rows.len() > limit;
     let Some(last) = rows[..rows.len().min(limit)].last().filter(|_| has_more) else { return Ok(None) };
     let SqlId(id) = get(op, last, 0)?;
-    Ok(Some(DuePosition { at: get(op, last, row::NOW + 1)?, id }.cursor()))
+    Ok(Some(ListPosition { at: get(op, last, row::NOW + 1)?, id }.cursor()))
 }
 
 /// Returns the server's time.
-pub(super) async fn now(connection: &Connection) -> Result<Timestamp, Error> {
+pub(super) async fn now(connection: &PostgresConnection) -> Result<Timestamp, Error> {
     let rows = connection.query_once(include_str!("sql/now.sql"), &[]).await?;
     // The query has no source of rows, so it returns exactly one.
     rows.first().expect("one row").try_get(0).map(Timestamp::from_micros)

@@ -2,13 +2,13 @@
 
 use tokio_postgres::{Error, SimpleQueryMessage};
 
-use super::target::Target;
+use super::target::PostgresTarget;
 use super::{PostgresOpenError, open};
 use crate::store::read_only_query::{ReadOnlyQueryError, RowCallback};
 
 /// Passes each row of `sql` to `on_row` and returns the column names.
 pub(super) async fn read(
-    target: &Target,
+    target: &PostgresTarget,
     sql: &str,
     on_row: RowCallback<'_>,
 ) -> Result<Vec<String>, ReadOnlyQueryError<PostgresOpenError>> {

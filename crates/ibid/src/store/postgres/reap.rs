@@ -8,13 +8,13 @@ use ibid_core::store::{Cursor, StoreError};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Error, Row};
 
-use super::StoreCore;
+use super::PostgresCore;
 use super::connection::Param;
-use super::failure::{self, Reach};
+use super::error::{self, PostgresErrorScope};
 use super::read::get;
 use super::row::SqlId;
 
-impl StoreCore {
+impl PostgresCore {
     pub(super) async fn reap_step(
         &self,
         target: ReapTarget,
@@ -177,7 +177,9 @@ struct ReapPart {
 /// too: the foreign key has to look at it.
 fn is_of_one_row(error: &StoreError) -> bool {
     let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<Error>());
-    source.is_some_and(|error| matches!(failure::reach(error), Reach::One | Reach::Contended))
+    source.is_some_and(|error| {
+        matches!(error::scope_of(error), PostgresErrorScope::One | PostgresErrorScope::Contended)
+    })
 }
 
 fn count(row: &Row, column: usize) -> Result<u64, StoreError> {

@@ -12,6 +12,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 
 use crate::store::policy_cache::RowPolicies;
+use crate::store::record_pages;
 
 /// Reads the record of a row, with its response.
 pub(super) fn read_stored(policies: &RowPolicies, row: &Row) -> Result<StoredRecord, UnreadableRowError> {
@@ -29,25 +30,18 @@ fn read(
     Ok(StoredRecord { record: Arc::new(record), response, now })
 }
 
-/// Reads the records that this program can read. Returns also the id of the first unreadable row and the reason.
-pub(super) fn readable(
+/// Reads the records of the first `limit` rows that can be read, and logs that others cannot.
+pub(super) fn read_rows(
+    op: &'static str,
     policies: &RowPolicies,
     rows: &[Row],
-) -> (Vec<StoredRecord>, Option<(String, UnreadableRowError)>) {
-    let (mut records, mut unreadable) = (Vec::with_capacity(rows.len()), None);
-    for row in rows {
-        match read_stored(policies, row) {
-            Ok(stored) => records.push(stored),
-            Err(reason) => drop(unreadable.get_or_insert_with(|| (short_id(row), reason))),
-        }
-    }
-    (records, unreadable)
+    limit: u32,
+) -> Vec<StoredRecord> {
+    record_pages::read_rows(op, rows, limit, |row| read_stored(policies, row), id_of)
 }
 
-/// Returns the id of a row's record, as logs have it.
-fn short_id(row: &Row) -> String {
-    let id = row.try_get::<_, SqlId>(ID).ok();
-    id.map_or_else(|| "?".to_owned(), |SqlId(id)| id.short().to_string())
+fn id_of(row: &Row) -> Option<RecordId> {
+    row.try_get(ID).ok().map(|SqlId(id)| id)
 }
 
 /// Returns the numbers of the policies that rows name.
@@ -246,8 +240,8 @@ mod tests {
         for sql in [
             include_str!("../../record_sql/postgres/read.sql"),
             include_str!("../../record_sql/postgres/lock.sql"),
-            include_str!("hot/flight.sql"),
-            include_str!("hot/flight_bodies.sql"),
+            include_str!("hot_path/flight.sql"),
+            include_str!("hot_path/flight_bodies.sql"),
             include_str!("sql/due.sql"),
             include_str!("sql/list.sql"),
             include_str!("sql/list_dead.sql"),

@@ -7,11 +7,11 @@ use ibid_core::store::{StoreError, Work};
 use tokio_postgres::{CancelToken, Error, Row};
 
 use super::connection::Param;
-use super::failure::{self, store_error};
-use super::plain::StoreTx;
+use super::error::{self, store_error};
+use super::plain_path::PostgresStoreTx;
 use super::pool::PooledConnection;
-use super::target::Target;
-use super::{KIND, StoreCore, sql_side};
+use super::target::PostgresTarget;
+use super::{KIND, PostgresCore, sql_store};
 use crate::driver::pg_client;
 use crate::store::server_pools::PoolTarget;
 
@@ -20,7 +20,7 @@ pub(super) struct SlowReader {
     connection: PooledConnection,
     /// Cancels the statement if the reader is dropped while it runs.
     cancel: Option<CancelToken>,
-    target: Arc<Target>,
+    target: Arc<PostgresTarget>,
     limit: TimeLimit,
 }
 
@@ -50,7 +50,7 @@ impl TimeLimit {
     }
 }
 
-impl StoreCore {
+impl PostgresCore {
     /// Runs one statement that may be slow, within the time limit.
     pub(super) async fn ask_slow(
         &self,
@@ -98,23 +98,23 @@ impl SlowReader {
         self.connection.set_spoilt(true);
         let worked = async {
             self.connection.run(self.limit.opening()).await.map_err(pg_client::failure)?;
-            let worked = work(&mut StoreTx(self.connection.client())).await;
+            let worked = work(&mut PostgresStoreTx(self.connection.client())).await;
             self.connection.run("rollback").await.map_err(pg_client::failure)?;
             self.connection.set_spoilt(false);
             worked
         };
         let worked = worked.await;
         self.cancel = None;
-        worked.map_err(|error| match sql_side::driver_error(&error) {
-            Some(driver) if failure::is_timeout(driver) => {
+        worked.map_err(|error| match sql_store::driver_error(&error) {
+            Some(driver) if error::is_timeout(driver) => {
                 StoreError::lasting(KIND, op, TooSlow(self.limit.name()))
             }
-            _ => sql_side::work_error(op, error),
+            _ => sql_store::work_error(op, error),
         })
     }
 
     fn error(&self, op: &'static str, error: Error) -> StoreError {
-        match failure::is_timeout(&error) {
+        match error::is_timeout(&error) {
             true => StoreError::lasting(KIND, op, TooSlow(self.limit.name())),
             false => store_error(op, error),
         }

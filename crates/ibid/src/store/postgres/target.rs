@@ -13,13 +13,13 @@ use tokio_postgres::error::Severity;
 use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::{AsyncMessage, CancelToken, Config, Error, NoTls, Socket};
 
-use super::connection::Connection;
-use super::tls::{Tls, Wish};
-use super::{PostgresOpenError, PostgresOptions, failure, migrate, open};
+use super::connection::PostgresConnection;
+use super::tls::{PostgresTlsOptions, Tls};
+use super::{PostgresOpenError, PostgresOptions, error, migrate, open};
 
 /// A server and the options it is used with.
 #[derive(Debug)]
-pub(super) struct Target {
+pub(super) struct PostgresTarget {
     config: Config,
     tls: Tls,
     pub(super) options: PostgresOptions,
@@ -33,10 +33,10 @@ pub(super) struct Target {
     excluded_by: Arc<AtomicU32>,
 }
 
-impl Target {
+impl PostgresTarget {
     /// Parses `url`. The error has nothing of the URL, because a password may be in it.
-    pub(super) fn new(url: &str, mut options: PostgresOptions) -> Result<Target, PostgresOpenError> {
-        let (mut config, wish) = parse_url(url, &mut options)?;
+    pub(super) fn new(url: &str, mut options: PostgresOptions) -> Result<PostgresTarget, PostgresOpenError> {
+        let (mut config, tls_options) = parse_url(url, &mut options)?;
         if config.get_connect_timeout().is_none() {
             config.connect_timeout(CONNECT_WITHIN);
         }
@@ -51,9 +51,9 @@ impl Target {
         if config.get_application_name().is_none() {
             config.application_name("ibid");
         }
-        let tls = wish.fulfil(&mut config)?;
+        let tls = tls_options.apply_to(&mut config)?;
         let prepares = AtomicBool::new(options.prepare);
-        Ok(Target {
+        Ok(PostgresTarget {
             config,
             tls,
             options,
@@ -72,24 +72,24 @@ impl Target {
         }
         match self.excluded_by.load(Ordering::SeqCst) {
             0 => None,
-            found => Some(PostgresOpenError::FromTheFuture { place: self.shown(), found, known }),
+            found => Some(PostgresOpenError::FromTheFuture { display_url: self.display_url(), found, known }),
         }
     }
 
-    /// Returns the address without user and password, as it may be shown and logged.
-    pub(super) fn shown(&self) -> String {
-        shown(&self.config)
+    /// Returns the URL without user and password, as it may be shown and logged.
+    pub(super) fn display_url(&self) -> String {
+        format_display_url(&self.config)
     }
 
     /// Connects to a server that may be written to.
-    pub(super) async fn connect(&self) -> Result<Connection, PostgresOpenError> {
+    pub(super) async fn connect(&self) -> Result<PostgresConnection, PostgresOpenError> {
         let connection = self.dial().await.map_err(|error| open::unreachable(self, error))?;
         open::check(self, &connection).await?;
         Ok(connection)
     }
 
     /// Connects for the hot path. The session starts with its settings unless a pooler refuses that.
-    pub(super) async fn connect_hot(&self) -> Result<Connection, PostgresOpenError> {
+    pub(super) async fn connect_hot(&self) -> Result<PostgresConnection, PostgresOpenError> {
         if self.plain_until.lock().is_some_and(|until| Instant::now() < until) {
             return self.connect().await;
         }
@@ -100,7 +100,7 @@ impl Target {
                 open::check(self, &connection).await?;
                 Ok(connection)
             }
-            Err(error) if failure::refuses_settings(&error) => {
+            Err(error) if error::refuses_settings(&error) => {
                 let connection = self.connect().await?;
                 tracing::debug!("sessions can't start with settings here: each transaction sets them");
                 *self.plain_until.lock() = Some(Instant::now() + PLAIN_FOR);
@@ -129,11 +129,11 @@ impl Target {
     }
 
     /// Connects to whatever server answers.
-    pub(super) async fn dial(&self) -> Result<Connection, Error> {
+    pub(super) async fn dial(&self) -> Result<PostgresConnection, Error> {
         self.dial_as(&self.config).await
     }
 
-    async fn dial_as(&self, config: &Config) -> Result<Connection, Error> {
+    async fn dial_as(&self, config: &Config) -> Result<PostgresConnection, Error> {
         match &self.tls {
             Tls::Off => self.dial_with(config, NoTls).await,
             #[cfg(feature = "postgres-tls")]
@@ -141,7 +141,7 @@ impl Target {
         }
     }
 
-    async fn dial_with<T>(&self, config: &Config, tls: T) -> Result<Connection, Error>
+    async fn dial_with<T>(&self, config: &Config, tls: T) -> Result<PostgresConnection, Error>
     where
         T: MakeTlsConnect<Socket>,
         T::Stream: Send + 'static,
@@ -162,7 +162,12 @@ impl Target {
                 }
             }
         });
-        Ok(Connection::new(client, self.prepares.load(Ordering::SeqCst), warned, self.excluded_by.clone()))
+        Ok(PostgresConnection::new(
+            client,
+            self.prepares.load(Ordering::SeqCst),
+            warned,
+            self.excluded_by.clone(),
+        ))
     }
 
     /// Asks the server to cancel the statement that a session runs. Best effort: the session's own time-out ends it otherwise.
@@ -178,13 +183,13 @@ impl Target {
     }
 }
 
-/// Returns where `url` leads, without user and password. It touches nothing but the text.
-pub(super) fn shown_url(url: &str) -> Result<String, PostgresOpenError> {
+/// Returns `url` without user, password and parameters. It touches nothing but the text.
+pub(super) fn display_url_of(url: &str) -> Result<String, PostgresOpenError> {
     let (config, _) = parse_url(url, &mut PostgresOptions::default())?;
-    Ok(shown(&config))
+    Ok(format_display_url(&config))
 }
 
-fn shown(config: &Config) -> String {
+fn format_display_url(config: &Config) -> String {
     let ports = config.get_ports();
     let host = |(index, host): (usize, &Host)| {
         let port = ports.get(index).or(ports.first()).copied().unwrap_or(5432);
@@ -198,13 +203,16 @@ fn shown(config: &Config) -> String {
     format!("postgres://{}/{database}", hosts.join(","))
 }
 
-fn parse_url(url: &str, options: &mut PostgresOptions) -> Result<(Config, Wish), PostgresOpenError> {
-    let mut wish = Wish::default();
-    let url = take_own_parameters(url, options, &mut wish)?;
+fn parse_url(
+    url: &str,
+    options: &mut PostgresOptions,
+) -> Result<(Config, PostgresTlsOptions), PostgresOpenError> {
+    let mut tls_options = PostgresTlsOptions::default();
+    let url = take_own_parameters(url, options, &mut tls_options)?;
     let config = Config::from_str(&url).map_err(|_| PostgresOpenError::BadUrl)?;
     match config.get_hosts().is_empty() {
         true => Err(PostgresOpenError::BadUrl),
-        false => Ok((config, wish)),
+        false => Ok((config, tls_options)),
     }
 }
 
@@ -212,7 +220,7 @@ fn parse_url(url: &str, options: &mut PostgresOptions) -> Result<(Config, Wish),
 fn take_own_parameters(
     url: &str,
     options: &mut PostgresOptions,
-    tls: &mut Wish,
+    tls_options: &mut PostgresTlsOptions,
 ) -> Result<String, PostgresOpenError> {
     let Some((base, query)) = url.split_once('?') else { return Ok(url.to_owned()) };
     let mut others = Vec::new();
@@ -225,7 +233,7 @@ fn take_own_parameters(
             Some(("connections_max", value)) => {
                 options.connections_max = value.parse().map_err(|_| PostgresOpenError::BadUrl)?;
             }
-            Some((name, value)) if tls.take(name, value)? => {}
+            Some((name, value)) if tls_options.take(name, value)? => {}
             _ => others.push(parameter),
         }
     }
@@ -253,8 +261,8 @@ mod tests {
     use super::super::connection::OPEN_HOT;
     use super::*;
 
-    fn target(url: &str) -> Result<Target, PostgresOpenError> {
-        Target::new(url, PostgresOptions::default())
+    fn target(url: &str) -> Result<PostgresTarget, PostgresOpenError> {
+        PostgresTarget::new(url, PostgresOptions::default())
     }
 
     #[test]
@@ -307,9 +315,9 @@ mod tests {
 
     #[test]
     fn a_target_is_shown_without_user_and_password() {
-        let shown = |url: &str| target(url).expect("a URL").shown();
-        assert_eq!(shown("postgres://u:p%40ss@db.example:6432/pay"), "postgres://db.example:6432/pay");
-        assert_eq!(shown("postgresql://u:p@a,b:5433/pay"), "postgres://a:5432,b:5433/pay");
+        let display_url = |url: &str| target(url).expect("a URL").display_url();
+        assert_eq!(display_url("postgres://u:p%40ss@db.example:6432/pay"), "postgres://db.example:6432/pay");
+        assert_eq!(display_url("postgresql://u:p@a,b:5433/pay"), "postgres://a:5432,b:5433/pay");
         assert!(!format!("{:?}", target("postgres://u:hunter2@h/d")).contains("hunter2"));
     }
 }

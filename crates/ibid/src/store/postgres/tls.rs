@@ -13,13 +13,13 @@ use super::PostgresOpenError;
 
 /// The TLS parameters of a URL.
 #[derive(Debug, Default)]
-pub(super) struct Wish {
+pub(super) struct PostgresTlsOptions {
     required: bool,
     /// A file of certificates to trust instead of the system's.
     roots: Option<String>,
 }
 
-impl Wish {
+impl PostgresTlsOptions {
     /// Takes `sslmode` or `sslrootcert`; anything else is not about TLS.
     pub(super) fn take(&mut self, name: &str, value: &str) -> Result<bool, PostgresOpenError> {
         match (name, value) {
@@ -35,7 +35,7 @@ impl Wish {
     }
 
     /// Sets the mode of the driver and returns the connector.
-    pub(super) fn fulfil(self, config: &mut Config) -> Result<Tls, PostgresOpenError> {
+    pub(super) fn apply_to(self, config: &mut Config) -> Result<Tls, PostgresOpenError> {
         if !self.required {
             config.ssl_mode(SslMode::Disable);
             return Ok(Tls::Off);

@@ -18,9 +18,9 @@ use ibid_core::store::{
 };
 use redis::Value;
 
-use super::failure::Failure;
+use super::error::Failure;
 use super::key::{self, Bucket};
-use super::order::{Last, Member, Order, OrderPosition};
+use super::order::{Member, Order, OrderPosition, RangeEnd};
 use super::reply::{bytes, number};
 use super::{RedisStore, all_orders, error_of, history_orders, record_bytes, script, state_order};
 
@@ -90,19 +90,19 @@ impl RedisStore {
         let (mut items, mut last_item, mut read) = (Vec::new(), None, 0);
         while let Some(from) = next.filter(|_| filter.limit > 0) {
             let (members, then) = match filter.dead_letter || filter.state.is_some() {
-                true => self.nodes.walk(&orders, from, Last::Open).await?,
+                true => self.nodes.walk(&orders, from, RangeEnd::Open).await?,
                 false => self.walk_ids(&orders, from).await?,
             };
             next = then;
             for part in members.chunks(LOADS_AT_A_TIME) {
-                let ids = part.iter().map(|member| member.place.member);
+                let ids = part.iter().map(|member| member.position.member);
                 let ids = ids.filter(|id| bounds.is_none_or(|(low, high)| (low..=high).contains(id)));
                 let records = self.load_all(ids).await?;
                 for stored in records.into_iter().filter(|stored| filter.fits(&stored.record, stored.now)) {
                     if items.len() == filter.limit as usize {
                         return Ok(Page { items, next: last_item.as_ref().map(list_cursor) });
                     }
-                    let position = part.iter().find(|member| member.place.member == stored.record.id);
+                    let position = part.iter().find(|member| member.position.member == stored.record.id);
                     last_item = position.copied();
                     items.push(stored);
                 }
@@ -115,7 +115,7 @@ impl RedisStore {
         Ok(Page { items, next: None })
     }
 
-    /// Returns the ids of the records of one bucket behind a place, and where the next ones begin.
+    /// Returns the ids of the records of one bucket behind a position, and where the next ones begin.
     async fn walk_ids(
         &self,
         buckets: &[Order],
@@ -126,7 +126,7 @@ impl RedisStore {
         let byte = u8::try_from(bucket.index()).unwrap_or(u8::MAX);
         let ids = self.members(CopyPart::Records, byte, after.is_some()).await?;
         let behind = ids.iter().filter(|id| after.is_none_or(|after| **id > after.member));
-        let member = |id: &RecordId| Member { place: OrderPosition { score: 0, member: *id }, order };
+        let member = |id: &RecordId| Member { position: OrderPosition { score: 0, member: *id }, order };
         let next = Some(order + 1).filter(|next| *next < buckets.len()).map(|next| (next, None));
         Ok((behind.map(member).collect(), next))
     }
@@ -170,8 +170,8 @@ impl RedisStore {
     /// Returns the time since the last run of the unknown record that ran longest ago, among those that are due first.
     async fn oldest_unknown(&self) -> Result<Option<Duration>, Failure> {
         let orders: Vec<Order> = Bucket::all().map(|bucket| state_order(bucket, State::UNSETTLED)).collect();
-        let first = self.nodes.merge(&orders, None, Last::Open, UNKNOWN_READ_MAX).await?;
-        let loads = self.load_members(first.members.iter().map(|member| member.place.member)).await;
+        let first = self.nodes.merge(&orders, None, RangeEnd::Open, UNKNOWN_READ_MAX).await?;
+        let loads = self.load_members(first.members.iter().map(|member| member.position.member)).await;
         let records = self.nodes.reachable(loads)?.into_iter().flatten();
         let ages = records.map(|stored| {
             let ran_at = stored.record.ran_at.unwrap_or(stored.record.created_at);
@@ -182,8 +182,8 @@ impl RedisStore {
 
     async fn preview(&self, target: ReapTarget) -> Result<ReapCount, Failure> {
         let (orders, last) = match target {
-            ReapTarget::Records => (all_orders(), Last::Now),
-            ReapTarget::History { keep } => (history_orders(), Last::Before(micros(keep))),
+            ReapTarget::Records => (all_orders(), RangeEnd::Now),
+            ReapTarget::History { keep } => (history_orders(), RangeEnd::Before(micros(keep))),
             ReapTarget::Effects { .. } | ReapTarget::Policies | ReapTarget::Room => {
                 return Ok(ReapCount::default());
             }
@@ -194,13 +194,14 @@ impl RedisStore {
             next = then;
             for part in members.chunks(LOADS_AT_A_TIME) {
                 if let ReapTarget::History { keep } = target {
-                    let looks = part.iter().map(|member| self.reap_lines(&member.place.member, keep, true));
+                    let looks =
+                        part.iter().map(|member| self.reap_lines(&member.position.member, keep, true));
                     count.remove += try_join_all(looks).await?.into_iter().sum::<i64>().cast_unsigned();
                     continue;
                 }
-                let looks = part
-                    .iter()
-                    .map(|member| self.reap_record(&member.place.member, orders[member.order].state, true));
+                let looks = part.iter().map(|member| {
+                    self.reap_record(&member.position.member, orders[member.order].state, true)
+                });
                 for outcome in try_join_all(looks).await? {
                     count.strip += u64::from(outcome == 1);
                     count.remove += u64::from(outcome == 2);
@@ -228,12 +229,12 @@ fn orders_of(filter: &RecordFilter, bucket: Option<Bucket>) -> Vec<Order> {
 fn list_cursor(last: &Member) -> Cursor {
     // There is an order for each of 256 buckets.
     let order = u16::try_from(last.order).unwrap_or(u16::MAX);
-    Cursor([&order.to_be_bytes()[..], &last.place.cursor().0].concat().into())
+    Cursor([&order.to_be_bytes()[..], &last.position.cursor().0].concat().into())
 }
 
 fn parse_cursor(cursor: &Cursor) -> Option<(usize, Option<OrderPosition>)> {
-    let (order, place) = cursor.0.split_first_chunk()?;
-    Some((usize::from(u16::from_be_bytes(*order)), Some(OrderPosition::parse(place)?)))
+    let (order, position) = cursor.0.split_first_chunk()?;
+    Some((usize::from(u16::from_be_bytes(*order)), Some(OrderPosition::parse(position)?)))
 }
 
 /// Reads a line of history; `None` if it can't be read.

@@ -20,8 +20,8 @@ use ibid_core::time::Timestamp;
 use redis::Value;
 
 use super::browse::read_line;
+use super::error::Failure;
 use super::evidence::{encode_columns, event_id, read_evidence};
-use super::failure::Failure;
 use super::key::{self, Bucket};
 use super::reply::{bytes, number, time};
 use super::script::{self, Script};

@@ -16,9 +16,9 @@ use ibid_core::store::{BoxFuture, Cursor, Page, StoreError};
 use redis::Value;
 use sha2::{Digest, Sha256};
 
-use super::failure::Failure;
+use super::error::Failure;
 use super::key::{self, Bucket};
-use super::order::{Last, Order, OrderPosition};
+use super::order::{Order, OrderPosition, RangeEnd};
 use super::reply::{bytes, number};
 use super::{NAME, RedisStore, error_of, record_bytes, script};
 
@@ -108,10 +108,10 @@ impl RedisStore {
             }
             EvidenceQuery::All => Bucket::all().map(of_bucket).collect(),
         };
-        let open = self.nodes.merge(&orders, after, Last::Open, limit as usize).await?;
+        let open = self.nodes.merge(&orders, after, RangeEnd::Open, limit as usize).await?;
         let loads = open.members.iter().map(async |member| {
             let bucket = orders[member.order].bucket;
-            let keys = [bucket.key('e', member.place.member.as_bytes())];
+            let keys = [bucket.key('e', member.position.member.as_bytes())];
             self.nodes.run(&script::VALUE, bucket, &keys, &[], None).await
         });
         let stored = self.nodes.reachable(join_all(loads).await)?;
@@ -123,9 +123,9 @@ impl RedisStore {
     async fn purge(&self, limit: u32) -> Result<u64, Failure> {
         let order = |bucket: Bucket| Order { bucket, key: bucket.evidence_purge(), state: 0 };
         let orders: Vec<Order> = Bucket::all().map(order).collect();
-        let over = self.nodes.merge(&orders, None, Last::Now, limit as usize).await?;
+        let over = self.nodes.merge(&orders, None, RangeEnd::Now, limit as usize).await?;
         let purges = over.members.iter().map(async |member| {
-            let event = member.place.member;
+            let event = member.position.member;
             let bucket = orders[member.order].bucket;
             let value = [bucket.key('e', event.as_bytes())];
             let stored = self.nodes.run(&script::VALUE, bucket, &value, &[], None).await?;

@@ -15,8 +15,8 @@
 mod browse;
 mod checkup;
 mod copy;
+mod error;
 mod evidence;
-mod failure;
 mod key;
 mod node;
 mod nodes;
@@ -51,11 +51,11 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use self::copy::BucketMembers;
-use self::failure::Failure;
+use self::error::Failure;
 use self::key::Bucket;
 use self::nodes::Nodes;
 pub use self::open::RedisOpenError;
-use self::order::{Last, Order, OrderPosition};
+use self::order::{Order, OrderPosition, RangeEnd};
 use self::policies::RedisPolicies;
 use self::records::RedisRecords;
 use self::reply::{bytes, number, time};
@@ -126,10 +126,10 @@ impl RedisStore {
     pub async fn open(url: &str, options: RedisOptions) -> Result<RedisStore, RedisOpenError> {
         let mut target = RedisTarget::parse(url)?;
         target.accept_weak_durability |= options.accept_weak_durability;
-        let shown = target.to_string();
+        let display_url = target.to_string();
         let (nodes, _) = Nodes::open(target).await?;
         let store = RedisStore::on(nodes);
-        store.check_layout(shown, options.create).await?;
+        store.check_layout(display_url, options.create).await?;
         tokio::spawn(keep_inspecting(Arc::downgrade(&store.nodes), options.inspect_every));
         Ok(store)
     }
@@ -139,7 +139,7 @@ impl RedisStore {
     /// # Errors
     ///
     /// Fails if the URL cannot be parsed.
-    pub fn place_of(url: &str) -> Result<String, RedisOpenError> {
+    pub fn display_url_of(url: &str) -> Result<String, RedisOpenError> {
         Ok(RedisTarget::parse(url)?.to_string())
     }
 
@@ -177,9 +177,10 @@ impl RedisStore {
         checkup::look(url).await
     }
 
-    async fn check_layout(&self, place: String, create: bool) -> Result<(), RedisOpenError> {
+    async fn check_layout(&self, display_url: String, create: bool) -> Result<(), RedisOpenError> {
         let known = format!("{FORMAT}/{}", key::BUCKETS);
-        let failed = |source| RedisOpenError::Failed { place: place.clone(), source: Box::new(source) };
+        let failed =
+            |source| RedisOpenError::Failed { display_url: display_url.clone(), source: Box::new(source) };
         let stored = match create {
             true => Some(self.put_if_absent(LAYOUT, Bytes::from(known.clone())).await.map_err(failed)?),
             false => self.setting(LAYOUT).await.map_err(failed)?,
@@ -194,9 +195,9 @@ impl RedisStore {
             }
             Some(stored) => {
                 let stored = String::from_utf8_lossy(&stored).into_owned();
-                Err(RedisOpenError::OtherLayout { place, found: stored, known })
+                Err(RedisOpenError::OtherLayout { display_url, found: stored, known })
             }
-            None => Err(RedisOpenError::Empty { place }),
+            None => Err(RedisOpenError::Empty { display_url }),
         }
     }
 
@@ -238,8 +239,8 @@ impl RedisStore {
         limit: u32,
     ) -> Result<Page<StoredRecord>, Failure> {
         let orders: Vec<Order> = Bucket::all().map(|bucket| state_order(bucket, state)).collect();
-        let due = self.nodes.merge(&orders, after, Last::Now, limit as usize).await?;
-        let loads = self.load_members(due.members.iter().map(|member| member.place.member)).await;
+        let due = self.nodes.merge(&orders, after, RangeEnd::Now, limit as usize).await?;
+        let loads = self.load_members(due.members.iter().map(|member| member.position.member)).await;
         let mut items: Vec<StoredRecord> = self.nodes.reachable(loads)?.into_iter().flatten().collect();
         items.retain(|stored| stored.record.state == state && stored.record.is_due(stored.now));
         Ok(Page { items, next: due.next.map(OrderPosition::cursor) })
@@ -247,11 +248,11 @@ impl RedisStore {
 
     async fn reap_records(&self, after: Option<OrderPosition>, limit: u32) -> Result<ReapStep, Failure> {
         let orders = all_orders();
-        let ripe = self.nodes.merge(&orders, after, Last::Now, limit as usize).await?;
+        let ripe = self.nodes.merge(&orders, after, RangeEnd::Now, limit as usize).await?;
         let removals = ripe.members.iter().map(async |member| {
             let state = orders[member.order].state;
-            let outcome = self.reap_record(&member.place.member, state, false).await?;
-            Ok((outcome, member.place.score))
+            let outcome = self.reap_record(&member.position.member, state, false).await?;
+            Ok((outcome, member.position.score))
         });
         let mut step = ReapStep { next: ripe.next.map(OrderPosition::cursor), ..ReapStep::default() };
         for (outcome, since) in self.nodes.reachable(join_all(removals).await)? {
@@ -281,9 +282,11 @@ impl RedisStore {
         after: Option<OrderPosition>,
         limit: u32,
     ) -> Result<ReapStep, Failure> {
-        let old =
-            self.nodes.merge(&history_orders(), after, Last::Before(micros(keep)), limit as usize).await?;
-        let removals = old.members.iter().map(|member| self.reap_lines(&member.place.member, keep, false));
+        let old = self
+            .nodes
+            .merge(&history_orders(), after, RangeEnd::Before(micros(keep)), limit as usize)
+            .await?;
+        let removals = old.members.iter().map(|member| self.reap_lines(&member.position.member, keep, false));
         let removed = self.nodes.reachable(join_all(removals).await)?;
         let removed = removed.into_iter().sum::<i64>().cast_unsigned();
         Ok(ReapStep { removed, next: old.next.map(OrderPosition::cursor), ..ReapStep::default() })

@@ -12,7 +12,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, RedisError, Value};
 use tokio::time::Instant;
 
-use super::failure::Failure;
+use super::error::Failure;
 use super::open::{self, Inspection, RedisOpenError};
 use super::script::Script;
 use crate::redis_target::RedisTarget;

@@ -15,7 +15,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisError, Value};
 use tokio::time::{Instant, sleep};
 
-use super::failure::{Failure, Reaction, is_demoted, is_elsewhere};
+use super::error::{Failure, Reaction, is_demoted, is_elsewhere};
 use super::key::{self, Bucket};
 use super::node::{Node, NumberedConnection, ServerClockReading, send};
 use super::open::{self, Inspection, RedisOpenError};

@@ -25,84 +25,84 @@ pub enum RedisOpenError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// No server answers, or not yet.
-    #[error("cannot reach Redis at `{place}`")]
+    #[error("cannot reach Redis at `{display_url}`")]
     Unreachable {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
         /// Cause of the failure.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The server refuses user or password.
-    #[error("Redis at `{place}` refuses this user or password")]
+    #[error("Redis at `{display_url}` refuses this user or password")]
     Refused {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
     },
     /// The server is too old.
-    #[error("Redis at `{place}` is version {found}; ibid needs {needed} or later")]
+    #[error("Redis at `{display_url}` is version {found}; ibid needs {needed} or later")]
     TooOld {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
         /// Version of the server.
         found: String,
         /// Oldest major version that ibid supports.
         needed: u32,
     },
     /// The server follows another one.
-    #[error("Redis at `{place}` is a replica; ibid has to write")]
+    #[error("Redis at `{display_url}` is a replica; ibid has to write")]
     Replica {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
     },
     /// The URL names several servers that are not in one cluster.
     #[error(
         "Redis at `{address}` is not in one cluster with the other servers of the URL, so that each would be another store"
     )]
     SeveralServers {
-        /// Address of the server.
+        /// URL of the server, without user and password.
         address: String,
     },
     /// The server deletes keys when its memory is full.
     #[error(
-        "Redis at `{place}` runs with `maxmemory-policy {policy}`, so that it deletes records when its memory is full; ibid \
+        "Redis at `{display_url}` runs with `maxmemory-policy {policy}`, so that it deletes records when its memory is full; ibid \
          needs `noeviction`"
     )]
     Evicts {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
         /// Value of the setting; `unknown` if it can't be read.
         policy: String,
     },
     /// The server may lose what it has confirmed.
-    #[error("Redis at `{place}` may lose records that it has confirmed: {reason}")]
+    #[error("Redis at `{display_url}` may lose records that it has confirmed: {reason}")]
     WeakDurability {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
         /// Reason why a record may be lost.
         reason: String,
     },
     /// The server has no records of ibid, and the options do not allow to begin there.
-    #[error("Redis at `{place}` has no records of ibid")]
+    #[error("Redis at `{display_url}` has no records of ibid")]
     Empty {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
     },
     /// A later ibid wrote the records, or one with another number of buckets.
-    #[error("the records at `{place}` are of layout `{found}`, and this ibid reads `{known}`")]
+    #[error("the records at `{display_url}` are of layout `{found}`, and this ibid reads `{known}`")]
     OtherLayout {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
         /// Layout of the records.
         found: String,
         /// Layout that this program knows.
         known: String,
     },
     /// Any other failure of the server.
-    #[error("cannot use Redis at `{place}`")]
+    #[error("cannot use Redis at `{display_url}`")]
     Failed {
-        /// Address of the server.
-        place: String,
+        /// URL of the server, without user and password.
+        display_url: String,
         /// Cause of the failure.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
@@ -290,7 +290,7 @@ pub(super) async fn inspect(
     let asked = Instant::now();
     if let Some(Value::Array(time)) = ask(&["TIME"]).await? {
         inspection.clock = Some((asked, Instant::now()));
-        let part = |place: usize| match time.get(place) {
+        let part = |index: usize| match time.get(index) {
             Some(Value::BulkString(text)) => String::from_utf8_lossy(text).parse().unwrap_or(0),
             _ => 0,
         };
@@ -311,14 +311,14 @@ pub(super) fn check_usable(
     if found.is_too_old() {
         let version = found.version.clone();
         return Err(RedisOpenError::TooOld {
-            place: place(target, address),
+            display_url: display_url_at(target, address),
             found: version,
             needed: VERSION_MIN,
         });
     }
     // One of a cluster names the primary instead.
     if found.is_primary == Some(false) && !found.is_cluster {
-        return Err(RedisOpenError::Replica { place: place(target, address) });
+        return Err(RedisOpenError::Replica { display_url: display_url_at(target, address) });
     }
     Ok(())
 }
@@ -332,14 +332,14 @@ pub(super) fn check_trusted(
     if target.only_looks {
         return Ok(());
     }
-    let shown = place(target, address);
+    let display_url = display_url_at(target, address);
     if found.eviction.as_deref() != Some("noeviction") {
         let policy = found.eviction.clone().unwrap_or_else(|| "unknown".to_owned());
-        return Err(RedisOpenError::Evicts { place: shown, policy });
+        return Err(RedisOpenError::Evicts { display_url, policy });
     }
     match found.weakness() {
         Some(reason) if !target.accept_weak_durability => {
-            Err(RedisOpenError::WeakDurability { place: shown, reason })
+            Err(RedisOpenError::WeakDurability { display_url, reason })
         }
         _ => Ok(()),
     }
@@ -347,23 +347,23 @@ pub(super) fn check_trusted(
 
 /// Returns why a connection could not be used.
 pub(super) fn open_error(target: &RedisTarget, address: &str, error: RedisError) -> RedisOpenError {
-    let shown = place(target, address);
+    let display_url = display_url_at(target, address);
     match error.code() {
-        Some("WRONGPASS" | "NOAUTH" | "NOPERM") => return RedisOpenError::Refused { place: shown },
+        Some("WRONGPASS" | "NOAUTH" | "NOPERM") => return RedisOpenError::Refused { display_url },
         Some("LOADING" | "BUSY" | "MASTERDOWN") => {
-            return RedisOpenError::Unreachable { place: shown, source: Box::new(error) };
+            return RedisOpenError::Unreachable { display_url, source: Box::new(error) };
         }
         _ => {}
     }
     match error.kind() {
-        redis::ErrorKind::AuthenticationFailed => RedisOpenError::Refused { place: shown },
-        redis::ErrorKind::Io => RedisOpenError::Unreachable { place: shown, source: Box::new(error) },
-        _ => RedisOpenError::Failed { place: shown, source: Box::new(error) },
+        redis::ErrorKind::AuthenticationFailed => RedisOpenError::Refused { display_url },
+        redis::ErrorKind::Io => RedisOpenError::Unreachable { display_url, source: Box::new(error) },
+        _ => RedisOpenError::Failed { display_url, source: Box::new(error) },
     }
 }
 
-/// Returns the address of a server as messages show it.
-fn place(target: &RedisTarget, address: &str) -> String {
+/// Returns the URL of a server as messages show it, with its address if the URL does not name it.
+fn display_url_at(target: &RedisTarget, address: &str) -> String {
     let is_named = target.addresses().any(|named| named == address);
     if is_named { target.to_string() } else { format!("{address} of {target}") }
 }

@@ -8,7 +8,7 @@ use ibid_core::store::Cursor;
 use ibid_core::time::Timestamp;
 use redis::Value;
 
-use super::failure::Failure;
+use super::error::Failure;
 use super::key::Bucket;
 use super::nodes::Nodes;
 use super::reply::{bytes, time};
@@ -33,14 +33,14 @@ pub(super) struct OrderPosition {
 /// A member of an order.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Member {
-    pub(super) place: OrderPosition,
+    pub(super) position: OrderPosition,
     /// Position of its order in the list of orders.
     pub(super) order: usize,
 }
 
 /// The end of a range of scores.
 #[derive(Clone, Copy)]
-pub(super) enum Last {
+pub(super) enum RangeEnd {
     /// The server's present time.
     Now,
     /// The server's present time less this many microseconds.
@@ -59,12 +59,12 @@ pub(super) struct MergedOrders {
 }
 
 /// A part of one order.
-struct Part {
+struct OrderPart {
     /// Position of the order in the list of orders.
     order: usize,
     now: Timestamp,
-    places: Vec<OrderPosition>,
-    /// The last place that was read, if there may be more behind it.
+    positions: Vec<OrderPosition>,
+    /// The last position that was read, if there may be more behind it.
     end: Option<OrderPosition>,
 }
 
@@ -90,38 +90,39 @@ impl Nodes {
         &self,
         orders: &[Order],
         after: Option<OrderPosition>,
-        last: Last,
+        last: RangeEnd,
         limit: usize,
     ) -> Result<MergedOrders, Failure> {
         // A share of each order is enough where many have members: what lies behind the last member of a share that is
         // full is left for the next call.
         let share = limit.min(SHARE_MIN.max(limit / SHARE_PARTS));
         let parts = self.reachable(self.ranges(orders, after, last, share).await)?;
-        let parts: Vec<Part> = parts.into_iter().flatten().collect();
+        let parts: Vec<OrderPart> = parts.into_iter().flatten().collect();
         let horizon = parts.iter().filter_map(|part| part.end).min();
         let mut members = Vec::new();
         for part in &parts {
-            let known = part.places.iter().filter(|place| horizon.is_none_or(|horizon| **place <= horizon));
-            members.extend(known.map(|place| Member { place: *place, order: part.order }));
+            let known =
+                part.positions.iter().filter(|position| horizon.is_none_or(|horizon| **position <= horizon));
+            members.extend(known.map(|position| Member { position: *position, order: part.order }));
         }
-        members.sort_unstable_by_key(|member| member.place);
+        members.sort_unstable_by_key(|member| member.position);
         let has_more = horizon.is_some() || members.len() > limit;
         members.truncate(limit);
-        let next = members.last().map(|member| member.place).filter(|_| has_more);
+        let next = members.last().map(|member| member.position).filter(|_| has_more);
         let now = parts.iter().map(|part| part.now).max().unwrap_or_default();
         Ok(MergedOrders { members, next, now })
     }
 
-    /// Returns members of the orders, one order after the other, from an order and a place in it on; and where the next
+    /// Returns members of the orders, one order after the other, from an order and a position in it on; and where the next
     /// ones begin. Fails if one of the orders can't be reached: a walk is complete.
     pub(super) async fn walk(
         &self,
         orders: &[Order],
         from: (usize, Option<OrderPosition>),
-        last: Last,
+        last: RangeEnd,
     ) -> Result<(Vec<Member>, Option<(usize, Option<OrderPosition>)>), Failure> {
         let (first, after) = from;
-        // Only the first order is read from a place on.
+        // Only the first order is read from a position on.
         let width = if after.is_some() { 1 } else { WALK_ORDERS };
         let window = orders.iter().skip(first).take(width).cloned().collect::<Vec<Order>>();
         let mut members = Vec::new();
@@ -131,7 +132,7 @@ impl Nodes {
             self.ranges(&window, after, last, WALK_MEMBERS).await.into_iter().collect();
         for part in parts?.into_iter().flatten() {
             let order = first + part.order;
-            members.extend(part.places.into_iter().map(|place| Member { place, order }));
+            members.extend(part.positions.into_iter().map(|position| Member { position, order }));
             if let Some(end) = part.end {
                 next = Some((order, Some(end)));
                 break;
@@ -145,9 +146,9 @@ impl Nodes {
         &self,
         orders: &[Order],
         after: Option<OrderPosition>,
-        last: Last,
+        last: RangeEnd,
         limit: usize,
-    ) -> Vec<Result<Vec<Part>, Failure>> {
+    ) -> Vec<Result<Vec<OrderPart>, Failure>> {
         // In a cluster the keys of a script are in one slot.
         let is_cluster = self.is_cluster();
         let groups = orders.chunk_by(|one, next| !is_cluster || one.bucket == next.bucket);
@@ -166,14 +167,14 @@ impl Nodes {
         orders: &[Order],
         first: usize,
         after: Option<OrderPosition>,
-        last: Last,
+        last: RangeEnd,
         limit: usize,
-    ) -> Result<Vec<Part>, Failure> {
+    ) -> Result<Vec<OrderPart>, Failure> {
         let from = after.map_or("-inf".to_owned(), |after| after.score.to_string());
         let last = match last {
-            Last::Now => "0".to_owned(),
-            Last::Before(micros) => micros.to_string(),
-            Last::Open => "+inf".to_owned(),
+            RangeEnd::Now => "0".to_owned(),
+            RangeEnd::Before(micros) => micros.to_string(),
+            RangeEnd::Open => "+inf".to_owned(),
         };
         let behind = after.map(|after| after.member);
         let behind = behind.as_ref().map_or(&b""[..], |member| member.as_bytes());
@@ -186,13 +187,13 @@ impl Nodes {
         };
         let now = time(&parts)?;
         let ranges = (first..).zip(parts.get(2..).unwrap_or_default());
-        let parts: Vec<Part> =
+        let parts: Vec<OrderPart> =
             ranges.map(|(order, range)| read_part(order, range, limit, now)).collect::<Result<_, _>>()?;
         if parts.len() == orders.len() { Ok(parts) } else { Err(Failure::reply()) }
     }
 }
 
-fn read_part(order: usize, range: &Value, limit: usize, now: Timestamp) -> Result<Part, Failure> {
+fn read_part(order: usize, range: &Value, limit: usize, now: Timestamp) -> Result<OrderPart, Failure> {
     let Value::Array(range) = range else { return Err(Failure::reply()) };
     let position = |pair: &[Value]| {
         let member = RecordId::from_bytes(bytes(pair.first()?)?.try_into().ok()?);
@@ -200,10 +201,10 @@ fn read_part(order: usize, range: &Value, limit: usize, now: Timestamp) -> Resul
         // Scores are whole numbers below 2⁵³.
         Some(OrderPosition { score: score as i64, member })
     };
-    let places =
+    let positions =
         range.chunks(2).map(position).collect::<Option<Vec<OrderPosition>>>().ok_or_else(Failure::reply)?;
-    let end = places.last().copied().filter(|_| places.len() >= limit);
-    Ok(Part { order, now, places, end })
+    let end = positions.last().copied().filter(|_| positions.len() >= limit);
+    Ok(OrderPart { order, now, positions, end })
 }
 
 /// Share of one order in a merge of few members, so that all of them are in the right order in one step.

@@ -20,7 +20,7 @@ use ibid_core::store::copy::CopiedRecord;
 use ibid_core::time::Timestamp;
 use minicbor::{Decoder, Encoder, data};
 
-use super::failure::Failure;
+use super::error::Failure;
 
 /// Returns a version as scripts compare it.
 pub(super) fn version(version: Version) -> Vec<u8> {

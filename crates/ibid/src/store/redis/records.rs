@@ -1,4 +1,4 @@
-//! Records of one store: loads them, reads them from replies, and commits changes one by one. `flight.rs` commits many at once.
+//! Records of one store: loads them, reads them from replies, and commits changes one by one. `send_flight.rs` commits many at once.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use ibid_core::scope::RecordId;
 use ibid_core::time::Timestamp;
 use redis::Value;
 
-use super::failure::Failure;
+use super::error::Failure;
 use super::key::{self, Bucket};
 use super::nodes::Nodes;
 use super::policies::RedisPolicies;

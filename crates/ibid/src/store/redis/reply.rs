@@ -3,7 +3,7 @@
 use ibid_core::time::Timestamp;
 use redis::Value;
 
-use super::failure::Failure;
+use super::error::Failure;
 
 /// Returns the bytes of a part; `None` if it is nothing or a number.
 pub(super) fn bytes(value: &Value) -> Option<&[u8]> {

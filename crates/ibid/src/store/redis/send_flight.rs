@@ -13,13 +13,13 @@ use ibid_core::store::StoreError;
 use ibid_core::time::Timestamp;
 use redis::Value;
 
-use super::failure::Failure;
+use super::error::Failure;
 use super::key::{self, Bucket};
 use super::records::RedisRecords;
 use super::reply::time;
 use super::script::{self, Script};
 use super::{NAME, OP, error_of, record_bytes};
-use crate::store::commit_queue::{Committer, FlightBatch, Item, Landing, LockWait, Path, PlainOutcome};
+use crate::store::commit_queue::{Committer, FlightBatch, FlightOutcome, Item, LockWait, Path, PlainOutcome};
 
 impl RedisRecords {
     /// Returns whether a change has no more keys than a batch declares, and may begin now if it begins.
@@ -38,7 +38,7 @@ impl RedisRecords {
     }
 
     /// Inserts new records, many in one script.
-    async fn send_begins(&self, items: Vec<Item>) -> Vec<(Item, Landing)> {
+    async fn send_begins(&self, items: Vec<Item>) -> Vec<(Item, FlightOutcome)> {
         let connection = self.nodes.connection_number().unwrap_or_default();
         // The first record of a bucket under its policy brings that along.
         let (items, alone): (Vec<Item>, Vec<Item>) =
@@ -57,7 +57,7 @@ impl RedisRecords {
     }
 
     /// Ends attempts, many in one script.
-    async fn send_finishes(&self, items: Vec<Item>) -> Vec<(Item, Landing)> {
+    async fn send_finishes(&self, items: Vec<Item>) -> Vec<(Item, FlightOutcome)> {
         let (mut keys, mut arguments) =
             (Vec::with_capacity(4 * items.len()), Vec::with_capacity(items.len()));
         for Item { change, .. } in &items {
@@ -78,7 +78,7 @@ impl RedisRecords {
         keys: Vec<Vec<u8>>,
         arguments: Vec<Vec<u8>>,
         items: Vec<Item>,
-    ) -> Vec<(Item, Landing)> {
+    ) -> Vec<(Item, FlightOutcome)> {
         if items.is_empty() {
             return Vec::new();
         }
@@ -88,7 +88,8 @@ impl RedisRecords {
         let reply = match outcomes {
             Ok(reply) => reply,
             Err(Failure::Ambiguous(error)) => {
-                let lost = |item| (item, Landing::Reply(Err(StoreError::transient(NAME, OP, error.clone()))));
+                let lost =
+                    |item| (item, FlightOutcome::Reply(Err(StoreError::transient(NAME, OP, error.clone()))));
                 return items.into_iter().map(lost).collect();
             }
             // A refusal of all says nothing about each: a full server still answers for a key that is taken. A change that
@@ -98,12 +99,12 @@ impl RedisRecords {
         let (mut landed, mut alone) = (Vec::with_capacity(items.len()), Vec::new());
         for (item, left) in items.into_iter().zip(reply.left_alone) {
             match left.as_deref() {
-                None => landed.push((item, Landing::Reply(Ok(Commit::Done(Stamp { now: reply.now }))))),
+                None => landed.push((item, FlightOutcome::Reply(Ok(Commit::Done(Stamp { now: reply.now }))))),
                 Some([]) => alone.push(item),
                 Some(stored) => {
                     let stored = self.read_stored(&item.change.id, reply.now, stored).await;
                     let conflict = stored.map(|stored| Commit::Conflict(stored.map(Box::new)));
-                    landed.push((item, Landing::Reply(conflict.map_err(error_of(OP)))));
+                    landed.push((item, FlightOutcome::Reply(conflict.map_err(error_of(OP)))));
                 }
             }
         }
@@ -112,10 +113,10 @@ impl RedisRecords {
     }
 
     /// Commits changes alone, all at the same time.
-    async fn commit_each(&self, items: Vec<Item>) -> Vec<(Item, Landing)> {
+    async fn commit_each(&self, items: Vec<Item>) -> Vec<(Item, FlightOutcome)> {
         let commits = items.into_iter().map(async |item| {
             let committed = self.commit(&item.change, item.send_by()).await;
-            (item, Landing::Reply(committed.map_err(error_of(OP))))
+            (item, FlightOutcome::Reply(committed.map_err(error_of(OP))))
         });
         join_all(commits).await
     }
@@ -126,7 +127,7 @@ impl RedisRecords {
 }
 
 impl Committer for RedisRecords {
-    type Place = ();
+    type RowLocation = ();
 
     const KIND: &'static str = NAME;
 
@@ -134,8 +135,9 @@ impl Committer for RedisRecords {
         if change.expect == Expect::Absent { Path::Begin } else { Path::Finish(()) }
     }
 
-    async fn send_flight(&self, batch: FlightBatch<()>) -> Vec<(Item, Landing)> {
-        let (finishes, begins): (Vec<_>, Vec<_>) = batch.into_iter().partition(|(_, place)| place.is_some());
+    async fn send_flight(&self, batch: FlightBatch<()>) -> Vec<(Item, FlightOutcome)> {
+        let (finishes, begins): (Vec<_>, Vec<_>) =
+            batch.into_iter().partition(|(_, location)| location.is_some());
         let items = |batch: Vec<(Item, Option<()>)>| batch.into_iter().map(|(item, _)| item).collect();
         // Both are in one write to the server.
         let (mut landed, others) =

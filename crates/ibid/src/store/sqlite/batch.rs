@@ -8,7 +8,7 @@ use ibid_core::store::StoreError;
 use ibid_core::time::Timestamp;
 use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
 
-use super::error::{self, FailureReach, store_error};
+use super::error::{self, SqliteErrorScope, store_error};
 use super::policies::Policies;
 use super::{evidence, row};
 use crate::record_sql::is_unfinished;
@@ -55,7 +55,7 @@ impl<'c> ChangeGroup<'c> {
         let applied = self.apply_parts(change);
         // SQLite ends the transaction by itself after some errors; then every change of it is gone.
         if let Err(error) = &applied
-            && (error::reach(error) != FailureReach::One || self.connection.is_autocommit())
+            && (error::scope_of(error) != SqliteErrorScope::One || self.connection.is_autocommit())
         {
             return Err(applied.expect_err("it is an error"));
         }

@@ -14,7 +14,7 @@ use ibid_core::store::{
 use ibid_core::time::Timestamp;
 use rusqlite::{OptionalExtension, ToSql, params};
 
-use super::reader::{ROWS_MAX, Reader, Scan, View, cursor_of, parse_cursor, position_cursor};
+use super::reader::{FileSnapshot, ROWS_MAX, Reader, Scan, cursor_of, parse_cursor, position_cursor};
 use super::{SqliteStore, reap};
 
 impl BrowseStore for SqliteStore {
@@ -41,7 +41,7 @@ impl BrowseStore for SqliteStore {
     fn count_reapable(&self, target: ReapTarget) -> BoxFuture<'_, Result<ReapCount, StoreError>> {
         Box::pin(async move {
             self.order_rows().await;
-            let count = move |view: &mut View<'_>| reap::count(view.connection, target, view.now);
+            let count = move |view: &mut FileSnapshot<'_>| reap::count(view.connection, target, view.now);
             self.ask_browser(move |reader| reader.read("count what would go", count)).await
         })
     }
@@ -100,7 +100,7 @@ fn list_rows(reader: &mut Reader, filter: &RecordFilter) -> Result<Page<StoredRe
     }
 }
 
-impl View<'_> {
+impl FileSnapshot<'_> {
     fn list_ids(&mut self, filter: &RecordFilter) -> rusqlite::Result<Scan> {
         let all = (RecordId::from_bytes([0; RecordId::LEN]), RecordId::from_bytes([0xff; RecordId::LEN]));
         let (low, high) = filter.prefix.as_ref().map_or(all, |prefix| prefix.bounds());

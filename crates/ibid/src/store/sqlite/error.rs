@@ -7,7 +7,7 @@ use super::NAME;
 
 /// The extent of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FailureReach {
+pub(super) enum SqliteErrorScope {
     /// One change or row: it can't be stored or read, and others can.
     One,
     /// The disk, a lock or memory: everything fails now, and may not in a moment.
@@ -16,10 +16,10 @@ pub(super) enum FailureReach {
     Lasting,
 }
 
-/// Returns how far `error` reaches.
-pub(super) fn reach(error: &Error) -> FailureReach {
+/// Returns the scope of `error`.
+pub(super) fn scope_of(error: &Error) -> SqliteErrorScope {
     match code(error) {
-        Some(ErrorCode::TooBig | ErrorCode::ConstraintViolation | ErrorCode::TypeMismatch) => FailureReach::One,
+        Some(ErrorCode::TooBig | ErrorCode::ConstraintViolation | ErrorCode::TypeMismatch) => SqliteErrorScope::One,
         Some(
             ErrorCode::DatabaseBusy
             | ErrorCode::DatabaseLocked
@@ -33,10 +33,10 @@ pub(super) fn reach(error: &Error) -> FailureReach {
             | ErrorCode::ReadOnly
             // Another process upgraded the schema; the statement is prepared again on the next call.
             | ErrorCode::SchemaChanged,
-        ) => FailureReach::Moment,
-        Some(_) => FailureReach::Lasting,
+        ) => SqliteErrorScope::Moment,
+        Some(_) => SqliteErrorScope::Lasting,
         // Not SQLite's: a row that this program can't read, or a value that it can't bind.
-        None => FailureReach::One,
+        None => SqliteErrorScope::One,
     }
 }
 
@@ -45,10 +45,10 @@ pub(super) fn reach(error: &Error) -> FailureReach {
 /// A lock that another connection holds says nothing about ours; after anything else ours may be in a state that only a
 /// new one is surely not in.
 pub(super) fn spoils_connection(error: &Error) -> bool {
-    match reach(error) {
-        FailureReach::One => false,
-        FailureReach::Lasting => true,
-        FailureReach::Moment => !matches!(
+    match scope_of(error) {
+        SqliteErrorScope::One => false,
+        SqliteErrorScope::Lasting => true,
+        SqliteErrorScope::Moment => !matches!(
             code(error),
             Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked | ErrorCode::DiskFull)
         ),
@@ -57,9 +57,9 @@ pub(super) fn spoils_connection(error: &Error) -> bool {
 
 /// Converts an error to the one that the caller of a store gets.
 pub(super) fn store_error(op: &'static str, error: Error) -> StoreError {
-    match reach(&error) {
-        FailureReach::Moment => StoreError::transient(NAME, op, error),
-        FailureReach::One | FailureReach::Lasting => StoreError::lasting(NAME, op, error),
+    match scope_of(&error) {
+        SqliteErrorScope::Moment => StoreError::transient(NAME, op, error),
+        SqliteErrorScope::One | SqliteErrorScope::Lasting => StoreError::lasting(NAME, op, error),
     }
 }
 
@@ -100,10 +100,10 @@ mod tests {
 
     #[test]
     fn one_changes_fault_is_told_apart_from_the_files() {
-        assert_eq!(reach(&of(ffi::SQLITE_TOOBIG)), FailureReach::One);
-        assert_eq!(reach(&of(ffi::SQLITE_CONSTRAINT_TRIGGER)), FailureReach::One);
-        assert_eq!(reach(&of(ffi::SQLITE_CORRUPT)), FailureReach::Lasting);
-        assert_eq!(reach(&of(ffi::SQLITE_IOERR)), FailureReach::Moment);
+        assert_eq!(scope_of(&of(ffi::SQLITE_TOOBIG)), SqliteErrorScope::One);
+        assert_eq!(scope_of(&of(ffi::SQLITE_CONSTRAINT_TRIGGER)), SqliteErrorScope::One);
+        assert_eq!(scope_of(&of(ffi::SQLITE_CORRUPT)), SqliteErrorScope::Lasting);
+        assert_eq!(scope_of(&of(ffi::SQLITE_IOERR)), SqliteErrorScope::Moment);
     }
 
     #[test]

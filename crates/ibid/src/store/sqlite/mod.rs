@@ -25,8 +25,8 @@ use rusqlite::{Connection, params};
 use tokio::sync::oneshot;
 
 use self::chore::{ChoreContext, ChoreJob, ChoreKind};
-use self::queue::{CommitJob, Job, JobQueue, QueueError, RenewJob, Serving};
-use self::reader::{Answering, Questions, Reader};
+use self::queue::{CommitJob, Job, JobQueue, JobQueueGuard, QueueError, RenewJob};
+use self::reader::{Questions, QuestionsGuard, Reader};
 use self::sql_store::PolicyNumbers;
 use self::writer::CommitCounters;
 use super::checkup::Checkup;
@@ -175,13 +175,13 @@ impl SqliteStore {
         };
         // On an error the store is dropped, and with it the threads that did start.
         let failed = |error| open::failure(&file.path, error);
-        let serving = Serving(store.jobs.clone());
-        let writer = writer::start(file.clone(), connection, serving, store.counters.clone());
+        let guard = JobQueueGuard(store.jobs.clone());
+        let writer = writer::start(file.clone(), connection, guard, store.counters.clone());
         store.writer = Some(writer.map_err(failed)?);
         for (questions, threads) in [(&store.questions, READERS), (&store.browsing, 1)] {
-            let answering = Arc::new(Answering(questions.clone()));
+            let guard = Arc::new(QuestionsGuard(questions.clone()));
             for _ in 0..threads {
-                store.readers.push(reader::start(file.clone(), answering.clone()).map_err(failed)?);
+                store.readers.push(reader::start(file.clone(), guard.clone()).map_err(failed)?);
             }
         }
         Ok(store)
@@ -262,7 +262,7 @@ impl SqliteStore {
     async fn read<T: Send + 'static>(
         &self,
         op: &'static str,
-        look: impl FnOnce(&mut reader::View<'_>) -> rusqlite::Result<T> + Send + 'static,
+        look: impl FnOnce(&mut reader::FileSnapshot<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
         ask(&self.questions, op, move |reader| reader.read(op, look)).await
     }

@@ -65,7 +65,7 @@ impl Group {
 }
 
 /// The next work of the writer.
-pub(super) enum Next {
+pub(super) enum NextWork {
     Group(Group),
     Closure(Closure),
     /// No job came for as long as the writer wanted to wait.
@@ -160,7 +160,7 @@ impl JobQueue {
     }
 
     /// Waits for work, at most `patience`. If fewer than `expected` changes wait, waits up to `gather` for more.
-    pub(super) fn take(&self, patience: Option<Duration>, expected: usize, gather: Duration) -> Next {
+    pub(super) fn take(&self, patience: Option<Duration>, expected: usize, gather: Duration) -> NextWork {
         let mut lanes = self.lock();
         while lanes.is_empty() && !lanes.closed {
             match patience {
@@ -168,7 +168,7 @@ impl JobQueue {
                 Some(patience) => {
                     let waited = self.filled.wait_for(&mut lanes, patience);
                     if waited.timed_out() && lanes.is_empty() && !lanes.closed {
-                        return Next::Idle;
+                        return NextWork::Idle;
                     }
                 }
             }
@@ -220,15 +220,15 @@ impl Lanes {
         }
     }
 
-    fn next(&mut self) -> Next {
+    fn next(&mut self) -> NextWork {
         if self.is_empty() {
-            return Next::Closed;
+            return NextWork::Closed;
         }
         if (self.is_closures_turn || self.has_no_group())
             && let Some(closure) = self.closures.pop_front()
         {
             self.is_closures_turn = false;
-            return Next::Closure(closure);
+            return NextWork::Closure(closure);
         }
         self.is_closures_turn = true;
         let renewals = self.renewals.drain(..).collect();
@@ -244,7 +244,7 @@ impl Lanes {
             self.weight.subtract(&job.change);
             commits.extend(self.commits.pop_front());
         }
-        Next::Group(Group { renewals, commits, chores: self.next_chores() })
+        NextWork::Group(Group { renewals, commits, chores: self.next_chores() })
     }
 
     /// Takes the chores of the next group: small ones up to a bound, settings first, and at most one step.
@@ -263,9 +263,9 @@ impl fmt::Debug for JobQueue {
 }
 
 /// Held by the thread that serves the queue: when the thread ends, even by a panic, no caller waits any more.
-pub(super) struct Serving(pub(super) Arc<JobQueue>);
+pub(super) struct JobQueueGuard(pub(super) Arc<JobQueue>);
 
-impl Drop for Serving {
+impl Drop for JobQueueGuard {
     fn drop(&mut self) {
         let left = std::mem::replace(&mut *self.0.lock(), Lanes { closed: true, ..Lanes::default() });
         // Dropping a job drops its reply, which its caller sees. Not under the lock: a closure holds what its caller gave
@@ -388,12 +388,12 @@ mod tests {
 
     fn take(queue: &JobQueue) -> (usize, Vec<u64>) {
         match queue.take(Some(Duration::ZERO), 0, Duration::ZERO) {
-            Next::Group(group) => {
+            NextWork::Group(group) => {
                 let nonces = group.commits.iter().map(|job| job.change.nonce.0).collect();
                 (group.renewals.len(), nonces)
             }
-            Next::Closure(_) => (0, vec![u64::MAX]),
-            Next::Idle | Next::Closed => (0, Vec::new()),
+            NextWork::Closure(_) => (0, vec![u64::MAX]),
+            NextWork::Idle | NextWork::Closed => (0, Vec::new()),
         }
     }
 
@@ -436,8 +436,8 @@ mod tests {
 
     fn take_chores(queue: &JobQueue) -> Vec<ChoreKind> {
         match queue.take(Some(Duration::ZERO), 0, Duration::ZERO) {
-            Next::Group(group) => group.chores.iter().map(|chore| chore.kind()).collect(),
-            Next::Closure(_) | Next::Idle | Next::Closed => Vec::new(),
+            NextWork::Group(group) => group.chores.iter().map(|chore| chore.kind()).collect(),
+            NextWork::Closure(_) | NextWork::Idle | NextWork::Closed => Vec::new(),
         }
     }
 
@@ -505,8 +505,8 @@ mod tests {
         queue.push(change(1, None)).expect("there is room");
         // It would wait for a day.
         let thread = std::thread::spawn(move || match taker.take(None, 3, Duration::from_secs(86_400)) {
-            Next::Group(group) => (group.renewals.len(), group.commits.len()),
-            Next::Closure(_) | Next::Idle | Next::Closed => (0, 0),
+            NextWork::Group(group) => (group.renewals.len(), group.commits.len()),
+            NextWork::Closure(_) | NextWork::Idle | NextWork::Closed => (0, 0),
         });
         for job in [renewal(), change(2, None), change(3, None)] {
             queue.push(job).expect("there is room");
@@ -523,7 +523,7 @@ mod tests {
         queue.close();
         assert_eq!(queue.push(change(2, None)), Err(QueueError::Closed));
         assert_eq!(take(&queue), (0, vec![1]));
-        assert!(matches!(queue.take(None, 0, Duration::ZERO), Next::Closed));
+        assert!(matches!(queue.take(None, 0, Duration::ZERO), NextWork::Closed));
     }
 
     #[test]
@@ -531,9 +531,9 @@ mod tests {
         let queue = JobQueue::new();
         let (reply, mut answer) = oneshot::channel();
         queue.push(Job::Renew(RenewJob { leases: Vec::new(), reply })).expect("there is room");
-        let serving = Serving(queue.clone());
+        let guard = JobQueueGuard(queue.clone());
         let thread = std::thread::spawn(move || {
-            let _serving = serving;
+            let _guard = guard;
             panic!("the thread dies");
         });
         thread.join().expect_err("it panicked");

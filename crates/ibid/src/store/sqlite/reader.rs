@@ -84,9 +84,9 @@ impl std::fmt::Debug for Questions {
 }
 
 /// Held by the threads that serve a queue: when the last has ended, even by a panic, no caller waits any more.
-pub(super) struct Answering(pub(super) Arc<Questions>);
+pub(super) struct QuestionsGuard(pub(super) Arc<Questions>);
 
-impl Drop for Answering {
+impl Drop for QuestionsGuard {
     fn drop(&mut self) {
         let left = std::mem::replace(
             &mut *self.0.lock(),
@@ -98,10 +98,10 @@ impl Drop for Answering {
 }
 
 /// Starts one thread. It opens its connection when it is first asked.
-pub(super) fn start(file: StoreFile, answering: Arc<Answering>) -> std::io::Result<JoinHandle<()>> {
+pub(super) fn start(file: StoreFile, guard: Arc<QuestionsGuard>) -> std::io::Result<JoinHandle<()>> {
     thread::Builder::new().name("ibid-sqlite-read".to_owned()).spawn(move || {
         let mut reader = Reader { file, connection: None, policies: Policies::default() };
-        while let Some(question) = answering.0.take() {
+        while let Some(question) = guard.0.take() {
             question(&mut reader);
         }
     })
@@ -118,7 +118,7 @@ impl Reader {
     pub(super) fn read<T>(
         &mut self,
         op: &'static str,
-        look: impl FnOnce(&mut View<'_>) -> rusqlite::Result<T>,
+        look: impl FnOnce(&mut FileSnapshot<'_>) -> rusqlite::Result<T>,
     ) -> Result<T, StoreError> {
         self.look(look).map_err(|error| {
             if spoils_connection(&error) {
@@ -128,7 +128,10 @@ impl Reader {
         })
     }
 
-    fn look<T>(&mut self, look: impl FnOnce(&mut View<'_>) -> rusqlite::Result<T>) -> rusqlite::Result<T> {
+    fn look<T>(
+        &mut self,
+        look: impl FnOnce(&mut FileSnapshot<'_>) -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<T> {
         let connection = match &mut self.connection {
             Some(connection) => connection,
             none => none.insert(open::reader(&self.file)?),
@@ -136,12 +139,12 @@ impl Reader {
         // Read before the snapshot is taken: a record that looks due then was due, and a takeover can only be late.
         let now = self.file.now();
         let snapshot = connection.unchecked_transaction()?;
-        look(&mut View { connection: &snapshot, policies: &mut self.policies, now })
+        look(&mut FileSnapshot { connection: &snapshot, policies: &mut self.policies, now })
     }
 }
 
 /// The file at one instant.
-pub(super) struct View<'c> {
+pub(super) struct FileSnapshot<'c> {
     pub(super) connection: &'c Connection,
     policies: &'c mut Policies,
     pub(super) now: Timestamp,
@@ -163,9 +166,9 @@ impl Scan {
     }
 }
 
-impl View<'_> {
+impl FileSnapshot<'_> {
     pub(super) fn load(&mut self, id: RecordId) -> rusqlite::Result<Option<StoredRecord>> {
-        let View { connection, policies, now } = self;
+        let FileSnapshot { connection, policies, now } = self;
         let mut load = connection.prepare_cached(include_str!("../../record_sql/sqlite/load.sql"))?;
         let params = params![id.as_bytes(), now.as_micros()];
         load.query_row(params, |row| row::read_stored(connection, policies, row, *now)).optional()
@@ -193,7 +196,7 @@ impl View<'_> {
         fits: impl Fn(&StoredRecord) -> bool,
         cursor: impl Fn(&Row<'_>) -> rusqlite::Result<Cursor>,
     ) -> rusqlite::Result<Scan> {
-        let View { connection, policies, now } = self;
+        let FileSnapshot { connection, policies, now } = self;
         let mut statement = connection.prepare_cached(sql)?;
         let mut rows = statement.query(params)?;
         let (mut records, mut unread, mut last, mut count) = (Vec::new(), Vec::new(), None, 0);

@@ -12,7 +12,7 @@ use ibid_core::time::Timestamp;
 use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
 
 use super::chore::ChoreContext;
-use super::error::{self, FailureReach};
+use super::error::{self, SqliteErrorScope};
 use super::order;
 
 /// Takes one step on `target`, in a transaction with `changes` changes.
@@ -221,7 +221,7 @@ impl<'c> Remover<'c> {
             }
             // A row of the application refers to the record and forbids it. That is its right, and no reason to keep the
             // rows behind it.
-            Err(error) if error::reach(&error) == FailureReach::One => {
+            Err(error) if error::scope_of(&error) == SqliteErrorScope::One => {
                 tracing::debug!(%error, row, "expired record kept: an application row references it");
                 Ok(false)
             }

@@ -18,9 +18,9 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::batch::{ChangeGroup, run};
 use super::chore::{ChoreContext, ChoreKind};
-use super::error::{self, FailureReach};
+use super::error::{self, SqliteErrorScope};
 use super::policies::Policies;
-use super::queue::{CommitJob, Group, Next, Serving};
+use super::queue::{CommitJob, Group, JobQueueGuard, NextWork};
 use super::{NAME, StoreFile, open};
 
 /// Numbers of commits since the store was opened, for benchmarks.
@@ -53,7 +53,7 @@ pub(super) struct Writer {
 pub(super) fn start(
     file: StoreFile,
     connection: Connection,
-    serving: Serving,
+    guard: JobQueueGuard,
     counters: Arc<CommitCounters>,
 ) -> std::io::Result<JoinHandle<()>> {
     thread::Builder::new().name("ibid-sqlite-write".to_owned()).spawn(move || {
@@ -68,25 +68,25 @@ pub(super) fn start(
             last: (0, Duration::ZERO),
             has_failed: false,
         };
-        writer.serve(&serving);
+        writer.serve(&guard);
     })
 }
 
 impl Writer {
-    fn serve(mut self, Serving(queue): &Serving) {
+    fn serve(mut self, JobQueueGuard(queue): &JobQueueGuard) {
         loop {
             // With nothing to tidy there is nothing to wake up for.
             let patience = self.is_dirty.then_some(IDLE_AFTER);
             let (expected, gather) = self.gathering();
             match queue.take(patience, expected, gather) {
-                Next::Group(group) => self.commit(group),
-                Next::Closure(closure) => {
+                NextWork::Group(group) => self.commit(group),
+                NextWork::Closure(closure) => {
                     self.is_dirty = true;
                     self.last = (0, Duration::ZERO);
                     closure(&mut self);
                 }
-                Next::Idle => self.tidy(),
-                Next::Closed => return,
+                NextWork::Idle => self.tidy(),
+                NextWork::Closed => return,
             }
             self.shrink_log();
         }
@@ -192,7 +192,7 @@ impl Writer {
                 // SQLite has undone the statement that failed, and a small chore is no more than that.
                 Err(error)
                     if chore.kind() != ChoreKind::Step
-                        && error::reach(&error) == FailureReach::One
+                        && error::scope_of(&error) == SqliteErrorScope::One
                         && !connection.is_autocommit() =>
                 {
                     group.chores.remove(next).fail(error::store_error(CHORE, error).unwritten());
@@ -318,9 +318,11 @@ impl GroupFailure {
     }
 
     fn store_error(&self, op: &'static str) -> StoreError {
-        let error = match error::reach(&self.error) {
-            FailureReach::Moment => StoreError::transient(NAME, op, self.error.clone()),
-            FailureReach::One | FailureReach::Lasting => StoreError::lasting(NAME, op, self.error.clone()),
+        let error = match error::scope_of(&self.error) {
+            SqliteErrorScope::Moment => StoreError::transient(NAME, op, self.error.clone()),
+            SqliteErrorScope::One | SqliteErrorScope::Lasting => {
+                StoreError::lasting(NAME, op, self.error.clone())
+            }
         };
         if self.is_unwritten { error.unwritten() } else { error }
     }

@@ -18,12 +18,12 @@ use ibid_core::store::{
 use ibid_core::time::Timestamp;
 use tokio::sync::Notify;
 
-use super::{AFTER_IMPORT, BEFORE_IMPORT, World};
+use super::{AFTER_IMPORT, BEFORE_IMPORT, TwoStores};
 
 /// A store in memory whose calls are counted, fail or wait as the test wants.
 pub(super) struct StepStore {
     pub(super) inner: Arc<MemoryStore>,
-    pub(super) world: Arc<World>,
+    pub(super) world: Arc<TwoStores>,
     pub(super) gate: Option<Arc<Gate>>,
 }
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::request_fixture::ask;
 
-async fn world_for(attempts_max: usize) -> World {
+async fn world_for(attempts_max: usize) -> NodeOnFaultyStore {
     let settings = Settings::default().with(|settings| {
         settings.attempts_max = attempts_max;
         settings.cache_ttl = Duration::ZERO;

@@ -9,7 +9,7 @@ use super::*;
 /// Too short for a second try: one begin sends one change.
 const ONE_TRY: Duration = Duration::from_millis(5);
 
-async fn failing() -> World {
+async fn failing() -> NodeOnFaultyStore {
     let world =
         world_with(Policy::default(), Settings::default().with(|settings| settings.begin_timeout = ONE_TRY))
             .await;
@@ -23,7 +23,7 @@ async fn failing() -> World {
 }
 
 /// Begins `many` at once and returns how many ran, and the `Retry-After` of each that was refused.
-async fn begin_many(world: &World, many: usize) -> (usize, Vec<Duration>) {
+async fn begin_many(world: &NodeOnFaultyStore, many: usize) -> (usize, Vec<Duration>) {
     let begins = (0..many).map(|n| world.ibid.begin(world.ask(&format!("many-{n}"))));
     let outcomes = futures_util::future::join_all(begins).await;
     let refused: Vec<_> = outcomes
@@ -89,7 +89,7 @@ async fn begins_queued_behind_a_stalled_write_are_not_written_over() {
     let settings = Settings::default().with(|settings| settings.begin_timeout = Duration::from_millis(20));
     let ibid = Ibid::start(store.clone(), settings).await.expect("it starts");
     let (_, hands) = Clock::manual(Timestamp::default());
-    let world = World { ibid, store, hands, policy: Arc::new(Policy::default()) };
+    let world = NodeOnFaultyStore { ibid, store, hands, policy: Arc::new(Policy::default()) };
     let (stalled, is_stalled) = oneshot::channel();
     let (release, released) = std::sync::mpsc::channel::<()>();
     let stall = tokio::spawn(async move {

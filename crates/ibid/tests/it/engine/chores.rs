@@ -117,7 +117,7 @@ async fn a_chore_that_panics_ends_no_other() {
 }
 
 /// Stores a report that a record was executed, without applying it.
-pub(super) async fn report(world: &World, id: RecordId, owner: Option<Nonce>, event: usize) {
+pub(super) async fn report(world: &NodeOnFaultyStore, id: RecordId, owner: Option<Nonce>, event: usize) {
     let answer =
         AttemptResponse { status: 201, retry_after: false, kept: None, provider_id: None, proof: None };
     let evidence = Evidence {

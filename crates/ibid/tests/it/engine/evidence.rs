@@ -18,19 +18,19 @@ fn report(event: &str, about: RecordId) -> EvidenceReport {
 }
 
 /// A node on a store that fails on demand, and the store itself, which a copy reads.
-async fn copied_world() -> (World, Arc<MemoryStore>) {
+async fn node_on_copied_store() -> (NodeOnFaultyStore, Arc<MemoryStore>) {
     let (clock, hands) = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
     let source = Arc::new(MemoryStore::new(clock));
     let store = FaultyStore::new(source.clone());
     let ibid = Ibid::start(store.clone(), takes_over_at_start()).await.expect("it starts");
-    (World { ibid, store, hands, policy: Arc::new(Policy::default()) }, source)
+    (NodeOnFaultyStore { ibid, store, hands, policy: Arc::new(Policy::default()) }, source)
 }
 
 /// Copies the whole store, and returns the target.
 async fn copy_all(source: Arc<MemoryStore>) -> Arc<MemoryStore> {
     let (clock, _) = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
     let target = Arc::new(MemoryStore::new(clock));
-    let end = |store: &Arc<MemoryStore>, place: &str| CopyEnd::new(store.clone(), place);
+    let end = |store: &Arc<MemoryStore>, display_url: &str| CopyEnd::new(store.clone(), display_url);
     copy(&end(&source, "memory:a"), &end(&target, "memory:b"), |_| {}).await.expect("it is copied");
     target
 }
@@ -57,7 +57,7 @@ async fn a_look_for_evidence_that_panics_ends_no_later_one() {
 
 #[tokio::test(start_paused = true)]
 async fn evidence_inserted_behind_a_copy_is_delivered_again() {
-    let (world, source) = copied_world().await;
+    let (world, source) = node_on_copied_store().await;
     let about = world.ask("not begun yet").id;
     world.store.set(StoreFault::HangsEvidence);
     let reporting = tokio::spawn({
@@ -78,7 +78,7 @@ async fn evidence_inserted_behind_a_copy_is_delivered_again() {
 
 #[tokio::test(start_paused = true)]
 async fn an_action_written_behind_a_copy_is_not_reported_as_done() {
-    let (world, source) = copied_world().await;
+    let (world, source) = node_on_copied_store().await;
     drop(world.run("k").await.unknown(ErrorCode::Broken).await);
     let id = world.ask("k").id;
     let before = world.store.commits();

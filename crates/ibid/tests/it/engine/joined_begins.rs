@@ -7,7 +7,7 @@ use super::*;
 type Begins = JoinSet<Result<Begin, ibid::engine::UnavailableError>>;
 
 /// Starts `many` begins of one key on a store that hangs, and returns once all of them wait.
-async fn start_begins(world: &World, many: usize) -> Begins {
+async fn start_begins(world: &NodeOnFaultyStore, many: usize) -> Begins {
     world.store.set(StoreFault::Hangs);
     let mut begins = JoinSet::new();
     for _ in 0..many {

@@ -8,13 +8,13 @@ use super::*;
 use crate::request_fixture::FindsAll;
 
 /// Returns how many records are in `state`.
-async fn count(world: &World, state: State) -> usize {
+async fn count(world: &NodeOnFaultyStore, state: State) -> usize {
     let all = world.store.browse().expect("a store that can be browsed").list(RecordFilter::default()).await;
     all.expect("a list").items.iter().filter(|stored| stored.record.state == state).count()
 }
 
 /// Makes two records with lapsed leases. Returns one of them, and a node that has seen no clock jump.
-async fn lapsed_pair(world: &World) -> (StoredRecord, Ibid) {
+async fn lapsed_pair(world: &NodeOnFaultyStore) -> (StoredRecord, Ibid) {
     for key in ["locked", "free"] {
         std::mem::forget(world.run(key).await);
     }

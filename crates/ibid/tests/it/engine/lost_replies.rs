@@ -3,14 +3,14 @@
 use super::*;
 
 /// Waits until the store was asked to commit `more` times than before.
-async fn wait_for_commits(world: &World, before: usize, more: usize) {
+async fn wait_for_commits(world: &NodeOnFaultyStore, before: usize, more: usize) {
     while world.store.commits() < before + more {
         tokio::task::yield_now().await;
     }
 }
 
-/// Returns a world with a record whose lease has lapsed, and a node that has seen no clock jump.
-async fn lapsed_record() -> (World, Ibid) {
+/// Returns a node with a record whose lease has lapsed, and a second one that has seen no clock jump.
+async fn lapsed_record() -> (NodeOnFaultyStore, Ibid) {
     let world = world(Policy::default().with(|policy| policy.on_lapse = OnLapse::Retry)).await;
     std::mem::forget(world.run("k").await);
     world.hands.advance(world.policy.lease);
@@ -20,7 +20,7 @@ async fn lapsed_record() -> (World, Ibid) {
 
 /// Starts `work` so that its takeover gets no reply, and then finds the row locked several times.
 async fn lose_reply_and_lock<T: Send + 'static>(
-    world: &World,
+    world: &NodeOnFaultyStore,
     work: impl Future<Output = T> + Send + 'static,
     sends: usize,
 ) -> tokio::task::JoinHandle<T> {

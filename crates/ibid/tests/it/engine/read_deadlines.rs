@@ -43,7 +43,7 @@ impl Resume for ResumeOn {
 }
 
 /// Stores a record in `state` that is due, with its request.
-async fn put_due(world: &World, state: State) {
+async fn put_due(world: &NodeOnFaultyStore, state: State) {
     let name = TestRecord::fresh();
     let policy = Policy::default().with(|policy| policy.on_lapse = OnLapse::Resume);
     let draft = Draft { policy: Arc::new(policy), due_in: Some(Duration::ZERO), ..draft(&name, state) };

@@ -77,7 +77,7 @@ async fn forty_waiters_on_a_request_that_fails_never_run_it() {
 }
 
 /// Writes the end of a running record as its own attempt would.
-async fn end_by_hand(world: &World, stored: ibid_core::change::StoredRecord, status: &str) {
+async fn end_by_hand(world: &GuardedApp, stored: ibid_core::change::StoredRecord, status: &str) {
     use ibid_core::machine::{AttemptResponse, Event, Verdict, decide};
     // A stored response: a 5xx counts only if it was read to its end.
     let response = Arc::new(ibid_core::response::Response::plain(503, "text/plain", String::new()));

@@ -6,7 +6,7 @@ use super::*;
 
 /// Sends a first request that the handler answers with `what`, and a retry that it would answer with 201. Returns both
 /// responses.
-async fn send_twice(world: &World, what: &str) -> (AttemptResponse, AttemptResponse) {
+async fn send_twice(world: &GuardedApp, what: &str) -> (AttemptResponse, AttemptResponse) {
     let key = format!("\"{what}\"");
     let first = world.send(pay(&key).does(what)).await;
     let retry = world.send(pay(&key)).await;

@@ -7,7 +7,7 @@ use super::*;
 
 #[tokio::test]
 async fn no_more_calls_are_under_way_at_once_than_the_worker_may_make() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let gate = Gate::closed("w");
     world.pay("k", (0..7).map(|n| NewEffect::new(format!("e{n}"), "charge", ""))).await;
     let worker = world.building(&gate.provider).concurrency(3).build().unwrap();
@@ -33,7 +33,7 @@ async fn no_more_calls_are_under_way_at_once_than_the_worker_may_make() {
 
 #[tokio::test]
 async fn one_round_takes_no_more_than_the_worker_may_make_at_once() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let provider = Provider::new("w", |_| made_outcome());
     world.pay("k", (0..4).map(|n| NewEffect::new(format!("e{n}"), "charge", ""))).await;
     let worker = world.building(&provider).concurrency(3).build().unwrap();
@@ -49,7 +49,7 @@ async fn each_kind_has_its_own_time_and_the_others_that_of_the_worker() {
     };
     let (brief, long) = (Duration::from_millis(100), Duration::from_secs(300));
     for quick_is_usual in [true, false] {
-        let world = World::new().await;
+        let world = NodeOnSqlite::new().await;
         let (quick, slow) = (Gate::closed("quick"), Gate::closed("slow"));
         world.pay("k", [of("quick", 60_000), of("slow", 600_000)]).await;
         let builder = outbox::Worker::builder(world.ibid.clone(), world.database());
@@ -90,7 +90,7 @@ async fn each_kind_has_its_own_time_and_the_others_that_of_the_worker() {
 
 #[tokio::test]
 async fn a_kind_whose_call_may_outlast_its_claim_has_no_worker() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let provider = Provider::new("w", |_| made_outcome());
     let within = |timeout, lease| within(Duration::from_secs(timeout), Duration::from_secs(lease));
     let built =

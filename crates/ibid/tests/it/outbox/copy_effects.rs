@@ -10,19 +10,19 @@ use ibid_core::machine::EffectState::{Claimed, Done, Queued};
 use ibid_core::record::State;
 use ibid_core::store::Store;
 
-use super::harness::{Provider, World, made_outcome};
+use super::harness::{NodeOnSqlite, Provider, made_outcome};
 
 fn charge(name: &str) -> NewEffect {
     NewEffect::new(name, "charge", name.to_owned()).repeatable()
 }
 
-fn end(store: Arc<dyn Store>, place: &str) -> CopyEnd {
-    CopyEnd::new(store, place)
+fn end(store: Arc<dyn Store>, display_url: &str) -> CopyEnd {
+    CopyEnd::new(store, display_url)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn copied_effects_run_once_and_in_order() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let provider = Provider::new("source", |_| made_outcome());
     world.pay("before", [charge("done")]).await;
     world.drain(&provider).await;
@@ -56,7 +56,7 @@ async fn copied_effects_run_once_and_in_order() {
 /// T1 (a worker of the source) is silent past its claim; the effect is copied with another version; T1 comes back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_worker_of_the_source_is_refused() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     world.owe("owed", charge("owed").owing()).await;
     let (gate, running) = world.silent_worker().await;
     let empty = world.empty_beside().await;
@@ -91,7 +91,7 @@ async fn a_late_worker_of_the_source_is_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn open_effects_need_a_target_with_an_outbox() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     world.pay("k", [charge("open")]).await;
     let source = end(world.ibid.store().clone(), "source");
     let memory = || end(Arc::new(MemoryStore::new(world.clock())), "memory");

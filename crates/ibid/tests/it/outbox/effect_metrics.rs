@@ -19,7 +19,7 @@ async fn every_step_of_an_effect_is_counted() {
         line.map_or(0, |count| count.parse::<u64>().expect("a counter"))
     };
 
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let provider = Provider::new("w", |call| match (call.name.as_str(), call.tries) {
         ("refused", _) => CallOutcome::Refused { why: "card expired".into() },
         ("slow", 1) => not_made("busy"),
@@ -54,7 +54,7 @@ async fn effects_that_need_an_operator_count_as_dead_letters() {
     let recorder = PrometheusBuilder::new().build_recorder();
     let page = recorder.handle();
     let _counts = metrics::set_default_local_recorder(&recorder);
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let provider = Provider::new("w", |call| match call.name.as_str() {
         "refused" => CallOutcome::Refused { why: "card expired".into() },
         // No lookup exists for one; the other is looked up after a pause.

@@ -19,8 +19,8 @@ use ibid_core::scope::{Identity, Operation, Tenant};
 use ibid_core::sql::{Dialect, OwnedTx as _, SqlTx as _, Statement, Type};
 
 use super::every_database::{Psp, Site, charge, executed_observation, on_every_database};
+use super::harness::{NodeOnSqlite, ask, begin, effects_sql, made_outcome};
 use super::harness::{Nothing, Provider};
-use super::harness::{World, ask, begin, effects_sql, made_outcome};
 
 on_every_database!(
     a_dead_effect_blocks_only_its_own_tenants_aggregate,
@@ -264,7 +264,7 @@ fn statement(text: &str, columns: &'static [Type]) -> &'static Statement {
 /// has its share are not read.
 #[tokio::test]
 async fn a_look_on_sqlite_reads_no_effect_that_it_may_not_take() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     world.pay("k", [NewEffect::new("first", "charge", ""), NewEffect::new("second", "charge", "")]).await;
     world.sql(
         "insert into ibid_effect (seq, nonce, due_at, lease_us, created_at, count, tries, state, blocked, dead_letter, tenant,

@@ -11,11 +11,11 @@ use ibid_core::effect::NewEffect;
 use ibid_core::policy::Policy;
 use ibid_core::record::State;
 
-use super::harness::{Provider, World, because};
+use super::harness::{NodeOnSqlite, Provider, because};
 
 #[tokio::test]
 async fn an_unknown_outcome_with_an_open_effect_does_not_expire() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let provider = Provider::new("w", |_| CallOutcome::Refused { why: "no such account".into() });
     let mut ask = world.ask("k");
     ask.policy = Arc::new(

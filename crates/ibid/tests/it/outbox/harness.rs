@@ -46,17 +46,18 @@ macro_rules! effects_sql {
 
 pub(super) use effects_sql;
 
-pub(super) struct World {
+/// A node on a SQLite file, with the tables of an application.
+pub(super) struct NodeOnSqlite {
     pub(super) ibid: Ibid,
     clock: Clock,
     hands: ClockSetter,
     directory: Arc<TempDir>,
 }
 
-impl World {
-    pub(super) async fn new() -> World {
+impl NodeOnSqlite {
+    pub(super) async fn new() -> NodeOnSqlite {
         let (clock, hands) = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
-        let world = World::open(Arc::new(tempfile::tempdir().unwrap()), clock, hands).await;
+        let world = NodeOnSqlite::open(Arc::new(tempfile::tempdir().unwrap()), clock, hands).await;
         world.create_tables();
         world
     }
@@ -71,23 +72,23 @@ impl World {
     }
 
     /// Makes another file with the same clock, on which no process has started yet.
-    pub(super) async fn empty_beside(&self) -> EmptyWorld {
+    pub(super) async fn empty_beside(&self) -> EmptyDatabase {
         let directory = Arc::new(tempfile::tempdir().unwrap());
-        EmptyWorld { clock: self.clock.clone(), hands: self.hands.clone(), directory }
+        EmptyDatabase { clock: self.clock.clone(), hands: self.hands.clone(), directory }
     }
 
     /// Starts another store and engine on the same file.
-    pub(super) async fn another_process(&self) -> World {
-        World::open(self.directory.clone(), self.clock.clone(), self.hands.clone()).await
+    pub(super) async fn another_process(&self) -> NodeOnSqlite {
+        NodeOnSqlite::open(self.directory.clone(), self.clock.clone(), self.hands.clone()).await
     }
 
-    async fn open(directory: Arc<TempDir>, clock: Clock, hands: ClockSetter) -> World {
+    async fn open(directory: Arc<TempDir>, clock: Clock, hands: ClockSetter) -> NodeOnSqlite {
         let store = open(&directory, &clock);
         // A copy waits twice as long.
         let settings =
             Settings::default().with(|settings| settings.identity_valid_for = Duration::from_secs(1));
         let ibid = Ibid::start(store, settings).await.unwrap();
-        World { ibid, clock, hands, directory }
+        NodeOnSqlite { ibid, clock, hands, directory }
     }
 
     pub(super) fn file(&self) -> PathBuf {
@@ -245,20 +246,20 @@ fn open(directory: &TempDir, clock: &Clock) -> Arc<SqliteStore> {
 }
 
 /// A file on which no process has started yet.
-pub(super) struct EmptyWorld {
+pub(super) struct EmptyDatabase {
     clock: Clock,
     hands: ClockSetter,
     directory: Arc<TempDir>,
 }
 
-impl EmptyWorld {
+impl EmptyDatabase {
     pub(super) fn store(&self) -> Arc<SqliteStore> {
         open(&self.directory, &self.clock)
     }
 
     /// Starts an engine on it, with the application's tables.
-    pub(super) async fn start(self) -> World {
-        let world = World::open(self.directory, self.clock, self.hands).await;
+    pub(super) async fn start(self) -> NodeOnSqlite {
+        let world = NodeOnSqlite::open(self.directory, self.clock, self.hands).await;
         world.create_tables();
         world
     }

@@ -8,7 +8,7 @@ use super::*;
 
 #[tokio::test]
 async fn an_operator_moves_only_dead_or_unknown_effects() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
     let seq = world.only_effect().await.seq;
     let refused = Operator::new(&world.ibid).retry(seq, &because("why not")).await;
@@ -37,7 +37,7 @@ async fn an_operator_moves_only_dead_or_unknown_effects() {
 
 #[tokio::test]
 async fn an_effect_discarded_during_verify_leaves_its_record_unknown() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let provider = Provider::new("w", |_| CallOutcome::Uncertain { why: "reset".into() });
     world.owe("k", NewEffect::new("charge", "charge", "").verified().owing()).await;
     world.worker(&provider).run_once().await.unwrap();
@@ -48,7 +48,7 @@ async fn an_effect_discarded_during_verify_leaves_its_record_unknown() {
 
 #[tokio::test]
 async fn effects_are_listed_by_state_by_record_and_by_page() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     world.pay("a", [NewEffect::new("x", "charge", ""), NewEffect::new("y", "mail", "")]).await;
     world.pay("b", [NewEffect::new("x", "charge", "")]).await;
     let provider = Provider::new("w", |_| made_outcome());

@@ -12,7 +12,7 @@ use ibid_core::machine::EffectState::Done;
 use tokio::sync::Notify;
 
 use super::every_database::{charge, executed_observation, lost, name};
-use super::harness::{Provider, World};
+use super::harness::{NodeOnSqlite, Provider};
 
 /// A database whose connections are all in use.
 struct StarvedDatabase {
@@ -30,7 +30,7 @@ impl Database for StarvedDatabase {
 
 #[tokio::test]
 async fn another_node_applies_what_one_has_no_connection_for() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     world.pay("k", [charge()]).await;
     let provider = Provider::new("w", |_| lost());
     assert_eq!(world.worker(&provider).run_once().await.unwrap().dead, 1);

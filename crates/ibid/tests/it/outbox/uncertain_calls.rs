@@ -7,7 +7,7 @@ use super::*;
 
 #[tokio::test]
 async fn a_lapsed_repeatable_effect_is_called_again_under_its_key() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     world.pay("k", [NewEffect::new("charge", "charge", "").repeatable()]).await;
     let (gate, silent) = world.silent_worker().await;
     world.pass(61);
@@ -23,7 +23,7 @@ async fn a_lapsed_repeatable_effect_is_called_again_under_its_key() {
 
 #[tokio::test]
 async fn a_lapsed_non_repeatable_effect_is_never_called_again() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
     let (_gate, silent) = world.silent_worker().await;
     world.pass(61);
@@ -44,7 +44,7 @@ async fn verify_decides_about_an_uncertain_call() {
     let uncertain = || CallOutcome::Uncertain { why: "reset by peer".into() };
     for (says, state) in [(VerifyOutcome::Made(harness::a_charge()), Done), (VerifyOutcome::NotMade, Queued)]
     {
-        let world = World::new().await;
+        let world = NodeOnSqlite::new().await;
         let provider = Provider::new("w", move |_| uncertain());
         provider.will_verify([says]);
         world.pay("k", [NewEffect::new("charge", "charge", "").verified()]).await;
@@ -63,7 +63,7 @@ async fn verify_decides_about_an_uncertain_call() {
 
 #[tokio::test]
 async fn an_effect_verified_as_not_made_is_called_as_if_new() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let provider = Provider::new("w", |call| match call.tries {
         1 => CallOutcome::Uncertain { why: "time-out".into() },
         _ => made_outcome(),
@@ -83,7 +83,7 @@ async fn an_effect_verified_as_not_made_is_called_as_if_new() {
 
 #[tokio::test]
 async fn an_inconclusive_verification_leaves_the_effect_unknown() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let provider = Provider::new("w", |_| CallOutcome::Uncertain { why: "time-out".into() });
     let rules = NewEffect::new("", "", "").verified().rules.with(|rules| rules.tries_max = 4);
     world.pay("k", [NewEffect::new("charge", "charge", "").rules(rules)]).await;
@@ -102,7 +102,7 @@ async fn an_inconclusive_verification_leaves_the_effect_unknown() {
 
 #[tokio::test]
 async fn past_the_key_window_a_repeatable_effect_is_not_called() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let provider = Provider::new("w", |_| not_made("down"));
     world.pay("k", [NewEffect::new("charge", "charge", "").repeatable()]).await;
     let worker = world.worker(&provider);
@@ -124,7 +124,7 @@ async fn panics_and_time_outs_of_a_handler_are_uncertain_calls() {
     let panics = Provider::new("w", |_| panic!("a bug in the handler"));
     let hangs = Gate::closed("w").provider;
     for (provider, said) in [(panics, "the handler panicked"), (hangs, "the call took too long")] {
-        let world = World::new().await;
+        let world = NodeOnSqlite::new().await;
         world.pay("k", [NewEffect::new("charge", "charge", "")]).await;
         let worker = world.building(&provider).timeout(Duration::from_millis(100)).build().unwrap();
         assert_eq!(worker.run_once().await.unwrap().dead, 1);

@@ -17,7 +17,7 @@ use ibid_core::machine::EffectState::{Claimed, Dead, Done, Unknown};
 use ibid_core::record::State;
 
 use super::every_database::{evidence_report, executed_observation};
-use super::harness::{Provider, World, because, made_outcome};
+use super::harness::{NodeOnSqlite, Provider, because, made_outcome};
 
 /// The card number must not get into a reason: it is shown to operators.
 const PAYLOAD: &str = r#"{"amount_cents": "4111 1111 1111 1111"}"#;
@@ -34,7 +34,7 @@ impl<P> Charge<P> {
     }
 
     /// Returns a worker of this handler alone.
-    fn worker(&self, world: &World) -> Worker<Rusqlite>
+    fn worker(&self, world: &NodeOnSqlite) -> Worker<Rusqlite>
     where
         P: EffectPayload + 'static,
     {
@@ -100,7 +100,7 @@ fn dead() -> WorkerRound {
 
 #[tokio::test]
 async fn an_unreadable_payload_is_dead_at_once_with_its_reason() {
-    let (world, old) = (World::new().await, Charge::<Cents>::new());
+    let (world, old) = (NodeOnSqlite::new().await, Charge::<Cents>::new());
     world.owe("k", charge().owing().repeatable()).await;
     let old_worker = old.worker(&world);
     assert_eq!(old_worker.run_once().await.unwrap(), dead());
@@ -124,7 +124,7 @@ async fn an_unreadable_payload_is_dead_at_once_with_its_reason() {
 
 #[tokio::test]
 async fn an_uncertain_call_with_an_unreadable_payload_stays_unknown() {
-    let (world, old) = (World::new().await, Charge::<Cents>::new());
+    let (world, old) = (NodeOnSqlite::new().await, Charge::<Cents>::new());
     let uncertain = Provider::new("w", |_| CallOutcome::Uncertain { why: "reset".into() });
     let rules = charge().verified().rules.with(|rules| rules.tries_max = 3);
     world.pay("k", [charge().rules(rules)]).await;
@@ -143,7 +143,7 @@ async fn an_uncertain_call_with_an_unreadable_payload_stays_unknown() {
 /// A webhook reports a call whose payload this release can't read. Without the rows, the effect must not be done.
 #[tokio::test]
 async fn evidence_waits_for_a_handler_that_can_read_the_payload() {
-    let (world, old) = (World::new().await, Charge::<Cents>::new());
+    let (world, old) = (NodeOnSqlite::new().await, Charge::<Cents>::new());
     let uncertain = Provider::new("w", |_| CallOutcome::Uncertain { why: "reset".into() });
     world.pay("k", [charge()]).await;
     assert_eq!(world.worker(&uncertain).run_once().await.unwrap(), dead());
@@ -168,7 +168,7 @@ async fn evidence_waits_for_a_handler_that_can_read_the_payload() {
 /// the effect: it must neither make the call again nor end the effect without its rows.
 #[tokio::test]
 async fn a_stored_result_waits_for_a_handler_that_can_read_it() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     // The old worker tries to record the result until its lease ends.
     let rules = charge().rules.with(|rules| rules.lease_ms = 3000);
     world.pay("k", [charge().rules(rules)]).await;

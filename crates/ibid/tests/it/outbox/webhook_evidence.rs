@@ -19,7 +19,7 @@ use ibid_core::record::State;
 use super::every_database::{
     Psp, Site, charge, evidence_report, executed_observation, lost, name, on_every_database, settled_at_once,
 };
-use super::harness::{World, ask, because, begin, effects_sql};
+use super::harness::{NodeOnSqlite, ask, because, begin, effects_sql};
 
 on_every_database!(
     an_unknown_effect_is_settled_by_its_downstream_key,
@@ -293,7 +293,7 @@ async fn the_id_of_a_call_that_was_not_made_is_forgotten_with_it<D: Database + C
 /// The provider may still execute the call for a minute after it was sent.
 #[tokio::test]
 async fn not_executed_is_ignored_during_the_settle_pause() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let provider = super::harness::Provider::new("w", |_| lost());
     let rules = EffectRules::default().with(|rules| rules.settle_ms = 60_000);
     world.pay("k", [charge().rules(rules)]).await;
@@ -402,7 +402,7 @@ async fn a_worker_that_has_the_answer_is_not_disturbed<D: Database + Clone + 'st
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_returning_after_a_webhook_commits_no_rows() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     world.pay("k", [charge()]).await;
     let (gate, zombie) = world.silent_worker().await;
     world.pass(61);
@@ -516,7 +516,7 @@ async fn others_of_its_aggregate_run_once_it_is_settled<D: Database + Clone + 's
 
 #[tokio::test]
 async fn an_effect_is_found_by_its_indexes_on_sqlite() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     for (sql, index) in [
         (effects_sql!("find_by_key.sql"), "ibid_effect_call_key (downstream_key=?)"),
         (effects_sql!("find_by_provider.sql"), "ibid_effect_provider (provider_id=?)"),

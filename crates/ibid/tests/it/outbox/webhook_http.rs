@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use standardwebhooks::Webhook;
 use tower::{Layer, ServiceExt};
 
-use super::harness::{Provider, World};
+use super::harness::{NodeOnSqlite, Provider};
 
 const SECRET: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
 
@@ -37,7 +37,7 @@ fn hook() -> Hook {
     Hook::new("psp", SignatureScheme::Standard, vec![secret], mapping)
 }
 
-fn guard(world: &World) -> IdempotencyService<Router> {
+fn guard(world: &NodeOnSqlite) -> IdempotencyService<Router> {
     // No route has a rule: an effect is found without one.
     let layer = IdempotencyLayer::new(world.ibid.clone(), TenantSource::only()).hooks(vec![hook()]).unwrap();
     layer.layer(Router::new())
@@ -66,7 +66,7 @@ fn word(status: u16, word: &str) -> (u16, String) {
 
 #[tokio::test]
 async fn a_payload_that_has_our_key_settles_the_call_made_under_it() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let provider = Provider::new("w", |_| CallOutcome::Uncertain { why: "reset".into() });
     world.pay("k", [NewEffect::new("charge", "charge", "42")]).await;
     let (worker, app) = (world.worker(&provider), guard(&world));
@@ -91,7 +91,7 @@ async fn a_payload_that_has_our_key_settles_the_call_made_under_it() {
 
 #[tokio::test]
 async fn a_webhook_by_provider_id_settles_its_call() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let provider = Provider::new("w", |_| CallOutcome::Accepted { provider_id: "ch_1".into() });
     world.pay("k", [NewEffect::new("charge", "charge", "42")]).await;
     let (worker, app) = (world.worker(&provider), guard(&world));
@@ -108,7 +108,7 @@ async fn a_webhook_by_provider_id_settles_its_call() {
 
 #[tokio::test]
 async fn a_call_reported_not_made_is_repeated_once_it_can_not_arrive() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let provider = Provider::new("w", |_| CallOutcome::Uncertain { why: "reset".into() });
     world.pay("k", [NewEffect::new("charge", "charge", "42")]).await;
     let (worker, app) = (world.worker(&provider), guard(&world));

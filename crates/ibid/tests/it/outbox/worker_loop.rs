@@ -13,7 +13,7 @@ use super::*;
 
 #[tokio::test]
 async fn a_stopping_worker_finishes_an_effect_enqueued_here() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let gate = Gate::closed("w");
     let hour = Duration::from_secs(3600);
     let worker = world.building(&gate.provider).poll_every(hour).build().unwrap();
@@ -29,7 +29,7 @@ async fn a_stopping_worker_finishes_an_effect_enqueued_here() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_effect_of_another_process_is_seen_at_the_next_poll() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let gate = Gate::closed("w");
     let worker = world.building(&gate.provider).poll_every(Duration::from_millis(20)).build().unwrap();
     let running = tokio::spawn(async move { worker.run().await });
@@ -66,7 +66,7 @@ async fn a_worker_goes_through_any_driver() {
         }
     }
 
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     world.owe("k", NewEffect::new("charge", "charge", "").owing()).await;
     let file = sqlx::sqlite::SqliteConnectOptions::new().filename(world.file());
     let pool = sqlx::SqlitePool::connect_with(file.busy_timeout(Duration::from_secs(30))).await.unwrap();
@@ -77,7 +77,7 @@ async fn a_worker_goes_through_any_driver() {
 
 #[tokio::test]
 async fn a_worker_that_can_not_keep_its_promises_is_not_built() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let provider = Provider::new("w", |_| made_outcome());
     let long = world.building(&provider).timeout(Duration::from_secs(60)).build();
     assert!(matches!(long, Err(WorkerError::OutlastsLease { .. })), "{long:?}");
@@ -90,7 +90,7 @@ async fn a_worker_that_can_not_keep_its_promises_is_not_built() {
 
 #[tokio::test]
 async fn takes_go_by_their_indexes() {
-    let world = World::new().await;
+    let world = NodeOnSqlite::new().await;
     let plans = [
         (
             include_str!("../../../src/outbox/sql/sqlite/pick_due.sql"),

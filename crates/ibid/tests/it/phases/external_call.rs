@@ -11,11 +11,11 @@ use ibid_core::record::{Record, State};
 
 use super::in_transaction::crash;
 use crate::adapters::Adapter;
-use crate::transaction::harness::{World, answer, is_stored, until};
+use crate::transaction::harness::{NodeOnDatabase, answer, is_stored, until};
 
 pub(super) type Charge = Result<String, PhaseError<&'static str>>;
 
-pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
+pub(super) async fn every_rule<A: Adapter>(world: &NodeOnDatabase<A>) {
     a_repeatable_call_is_made_again_under_the_same_key(world).await;
     a_call_of_its_own_is_made_once_or_nobody_knows(world).await;
     a_call_that_was_not_made_is_made_by_the_next(world).await;
@@ -48,13 +48,17 @@ impl Provider {
 }
 
 /// Drops an attempt, and returns its record once the release is written.
-pub(super) async fn let_go<A: Adapter>(world: &World<A>, attempt: Attempt, key: &str) -> Arc<Record> {
+pub(super) async fn let_go<A: Adapter>(
+    world: &NodeOnDatabase<A>,
+    attempt: Attempt,
+    key: &str,
+) -> Arc<Record> {
     drop(attempt);
     until(async || world.record(key).await.unwrap().state != State::InProgress).await;
     world.record(key).await.unwrap()
 }
 
-async fn a_repeatable_call_is_made_again_under_the_same_key<A: Adapter>(world: &World<A>) {
+async fn a_repeatable_call_is_made_again_under_the_same_key<A: Adapter>(world: &NodeOnDatabase<A>) {
     let provider = Provider::default();
     let mut attempt = world.begin("repeatable").await;
     let uncertain: Charge = attempt.outside("charge", Care::Repeatable, |key| provider.hangs(key)).await;
@@ -80,7 +84,7 @@ async fn a_repeatable_call_is_made_again_under_the_same_key<A: Adapter>(world: &
     assert_eq!((record.state, record.note.calling), (State::Retryable, None));
 }
 
-async fn a_call_of_its_own_is_made_once_or_nobody_knows<A: Adapter>(world: &World<A>) {
+async fn a_call_of_its_own_is_made_once_or_nobody_knows<A: Adapter>(world: &NodeOnDatabase<A>) {
     // Settled by the next request, and by the sweeper.
     for swept in [false, true] {
         let key = format!("once, swept: {swept}");
@@ -111,7 +115,7 @@ async fn a_call_of_its_own_is_made_once_or_nobody_knows<A: Adapter>(world: &Worl
     assert_eq!(world.begin("once").await.after(), 1, "what is recorded may be resumed");
 }
 
-async fn a_call_that_was_not_made_is_made_by_the_next<A: Adapter>(world: &World<A>) {
+async fn a_call_that_was_not_made_is_made_by_the_next<A: Adapter>(world: &NodeOnDatabase<A>) {
     for care in [Care::Once, Care::Repeatable] {
         let (key, provider) = (format!("not made, {care:?}"), Provider::default());
         let mut attempt = world.begin(&key).await;
@@ -131,7 +135,7 @@ async fn a_call_that_was_not_made_is_made_by_the_next<A: Adapter>(world: &World<
     }
 }
 
-async fn a_provider_is_asked_before_it_is_called_again<A: Adapter>(world: &World<A>) {
+async fn a_provider_is_asked_before_it_is_called_again<A: Adapter>(world: &NodeOnDatabase<A>) {
     for says in ["made", "not made", "unsure"] {
         let (key, provider) = (format!("verified: {says}"), Provider::default());
         let mut attempt = world.begin(&key).await;
@@ -178,7 +182,7 @@ async fn a_provider_is_asked_before_it_is_called_again<A: Adapter>(world: &World
     }
 }
 
-async fn one_attempt_does_not_call_again_blindly<A: Adapter>(world: &World<A>) {
+async fn one_attempt_does_not_call_again_blindly<A: Adapter>(world: &NodeOnDatabase<A>) {
     let provider = Provider::default();
     let mut attempt = world.begin("blind once").await;
     let _: Charge = attempt.outside("charge", Care::Once, |key| provider.hangs(key)).await;
@@ -201,7 +205,7 @@ async fn one_attempt_does_not_call_again_blindly<A: Adapter>(world: &World<A>) {
     assert_eq!(world.record("blind verified").await.unwrap().point, 1);
 }
 
-async fn keys_differ_between_phases_and_generations<A: Adapter>(world: &World<A>) {
+async fn keys_differ_between_phases_and_generations<A: Adapter>(world: &NodeOnDatabase<A>) {
     let provider = Provider::default();
     let mut attempt = world.begin("keys").await;
     for name in ["charge", "tip"] {
@@ -222,7 +226,7 @@ async fn keys_differ_between_phases_and_generations<A: Adapter>(world: &World<A>
 }
 
 /// The handler's response does not prove the outcome of its call.
-async fn an_uncertain_call_is_not_freed_by_an_answer<A: Adapter>(world: &World<A>) {
+async fn an_uncertain_call_is_not_freed_by_an_answer<A: Adapter>(world: &NodeOnDatabase<A>) {
     for status in [500, 503] {
         let (key, provider) = (format!("answered {status}"), Provider::default());
         let mut attempt = world.begin(&key).await;

@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::adapters::{Adapter, PATIENT};
 use crate::lossy_database::{Lossy, Reply};
-use crate::transaction::harness::{World, answer, is_stored, pay, until};
+use crate::transaction::harness::{NodeOnDatabase, answer, is_stored, pay, until};
 use ibid::outcome::Outcome;
 use ibid::transaction::Database;
 
-pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
+pub(super) async fn every_rule<A: Adapter>(world: &NodeOnDatabase<A>) {
     results_are_kept_and_come_back_as_they_were(world).await;
     a_crash_after_any_phase_goes_on_after_the_last_committed_one(world).await;
     a_phase_that_fails_leaves_nothing_and_may_be_run_again(world).await;
@@ -50,12 +50,12 @@ async fn step<D: Database>(
 }
 
 /// Simulates a crash: nothing is released, and the lease lapses.
-pub(super) async fn crash<A: Adapter>(world: &World<A>, attempt: Attempt, key: &str) {
+pub(super) async fn crash<A: Adapter>(world: &NodeOnDatabase<A>, attempt: Attempt, key: &str) {
     std::mem::forget(attempt);
     world.lapse(key).await;
 }
 
-async fn results_are_kept_and_come_back_as_they_were<A: Adapter>(world: &World<A>) {
+async fn results_are_kept_and_come_back_as_they_were<A: Adapter>(world: &NodeOnDatabase<A>) {
     let ride =
         Ride { id: u64::MAX, from: "café \u{1f6b2} \"x\"".into(), stops: vec![None, Some(String::new())] };
     let mut attempt = world.begin("kept").await;
@@ -82,12 +82,12 @@ async fn results_are_kept_and_come_back_as_they_were<A: Adapter>(world: &World<A
     assert_eq!(world.payments("kept").await, 1);
 }
 
-async fn crash_and_resume<A: Adapter>(world: &World<A>, attempt: Attempt, key: &str) -> Attempt {
+async fn crash_and_resume<A: Adapter>(world: &NodeOnDatabase<A>, attempt: Attempt, key: &str) -> Attempt {
     crash(world, attempt, key).await;
     world.begin(key).await
 }
 
-async fn a_crash_after_any_phase_goes_on_after_the_last_committed_one<A: Adapter>(world: &World<A>) {
+async fn a_crash_after_any_phase_goes_on_after_the_last_committed_one<A: Adapter>(world: &NodeOnDatabase<A>) {
     const PHASES: [&str; 3] = ["ride", "charge", "receipt"];
     for crashes_after in 0..=PHASES.len() {
         let key = format!("crash {crashes_after}");
@@ -119,7 +119,7 @@ async fn a_crash_after_any_phase_goes_on_after_the_last_committed_one<A: Adapter
     }
 }
 
-async fn a_phase_that_fails_leaves_nothing_and_may_be_run_again<A: Adapter>(world: &World<A>) {
+async fn a_phase_that_fails_leaves_nothing_and_may_be_run_again<A: Adapter>(world: &NodeOnDatabase<A>) {
     let mut attempt = world.begin("fails").await;
     step(&mut attempt, &world.db, "fails", "ride").await.unwrap();
     let failed: Result<(), PhaseError<&str>> = attempt
@@ -136,7 +136,7 @@ async fn a_phase_that_fails_leaves_nothing_and_may_be_run_again<A: Adapter>(worl
     drop(attempt);
 }
 
-async fn another_order_is_refused_before_anything_runs<A: Adapter>(world: &World<A>) {
+async fn another_order_is_refused_before_anything_runs<A: Adapter>(world: &NodeOnDatabase<A>) {
     for (key, now) in [("swapped", ["charge", "ride"]), ("renamed", ["ride", "pay"])] {
         let mut attempt = world.begin(key).await;
         for name in ["ride", "charge"] {
@@ -162,7 +162,7 @@ async fn another_order_is_refused_before_anything_runs<A: Adapter>(world: &World
     }
 }
 
-async fn later_phases_may_be_added<A: Adapter>(world: &World<A>) {
+async fn later_phases_may_be_added<A: Adapter>(world: &NodeOnDatabase<A>) {
     let mut attempt = world.begin("added").await;
     step(&mut attempt, &world.db, "added", "ride").await.unwrap();
     let mut attempt = crash_and_resume(world, attempt, "added").await;
@@ -176,7 +176,7 @@ async fn later_phases_may_be_added<A: Adapter>(world: &World<A>) {
 }
 
 /// A sweeper without a handler releases the record after its last recovery point.
-async fn what_nobody_can_resume_waits_for_its_client<A: Adapter>(world: &World<A>) {
+async fn what_nobody_can_resume_waits_for_its_client<A: Adapter>(world: &NodeOnDatabase<A>) {
     let mut attempt = world.begin("waits").await;
     step(&mut attempt, &world.db, "waits", "ride").await.unwrap();
     crash(world, attempt, "waits").await;
@@ -189,7 +189,7 @@ async fn what_nobody_can_resume_waits_for_its_client<A: Adapter>(world: &World<A
     assert_eq!(world.payments("waits").await, 1);
 }
 
-async fn a_lost_reply_of_a_phase_is_settled_by_the_record<A: Adapter>(world: &World<A>) {
+async fn a_lost_reply_of_a_phase_is_settled_by_the_record<A: Adapter>(world: &NodeOnDatabase<A>) {
     for reply in [Reply::Lost, Reply::NeverSent] {
         let key = format!("{reply:?}");
         let lossy = Lossy::new(A::open(&world.test_db, 2, PATIENT).await, &[Reply::Comes, reply]);
@@ -202,7 +202,7 @@ async fn a_lost_reply_of_a_phase_is_settled_by_the_record<A: Adapter>(world: &Wo
     }
 }
 
-async fn a_zombie_does_not_advance<A: Adapter>(world: &World<A>) {
+async fn a_zombie_does_not_advance<A: Adapter>(world: &NodeOnDatabase<A>) {
     let mut zombie = world.begin("zombie").await;
     step(&mut zombie, &world.db, "zombie", "ride").await.unwrap();
     world.lapse("zombie").await;
@@ -215,7 +215,7 @@ async fn a_zombie_does_not_advance<A: Adapter>(world: &World<A>) {
     assert_eq!(world.payments("zombie").await, 2);
 }
 
-async fn the_last_phase_may_be_the_completion<A: Adapter>(world: &World<A>) {
+async fn the_last_phase_may_be_the_completion<A: Adapter>(world: &NodeOnDatabase<A>) {
     let mut attempt = world.begin("completes").await;
     step(&mut attempt, &world.db, "completes", "ride").await.unwrap();
     let mut inside = attempt.join_tx(world.tx().await).await.unwrap();

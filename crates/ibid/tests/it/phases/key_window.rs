@@ -12,9 +12,9 @@ use ibid_core::record::{ErrorCode, State};
 use super::external_call::{Charge, Provider, let_go};
 use super::in_transaction::crash;
 use crate::adapters::Adapter;
-use crate::transaction::harness::{World, answer, is_stored};
+use crate::transaction::harness::{NodeOnDatabase, answer, is_stored};
 
-pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
+pub(super) async fn every_rule<A: Adapter>(world: &NodeOnDatabase<A>) {
     a_call_is_made_again_as_long_as_its_key_is_remembered(world).await;
     a_call_whose_key_may_be_forgotten_is_left_to_a_person(world).await;
     a_call_that_was_never_made_may_be_made_however_late(world).await;
@@ -35,7 +35,7 @@ const fn hours(hours: u64) -> Duration {
 }
 
 /// A first attempt calls and crashes during its call, `age` hours ago.
-async fn crash_during_call<A: Adapter>(world: &World<A>, key: &str, provider: &Provider, age: i64) {
+async fn crash_during_call<A: Adapter>(world: &NodeOnDatabase<A>, key: &str, provider: &Provider, age: i64) {
     let mut attempt = world.begin(key).await;
     let first: Charge = attempt.outside("charge", Care::Repeatable, |key| provider.hangs(key)).await;
     assert!(matches!(first, Err(PhaseError::Uncertain(_))), "{first:?}");
@@ -43,7 +43,7 @@ async fn crash_during_call<A: Adapter>(world: &World<A>, key: &str, provider: &P
     world.grow_older(key, age).await;
 }
 
-async fn a_call_is_made_again_as_long_as_its_key_is_remembered<A: Adapter>(world: &World<A>) {
+async fn a_call_is_made_again_as_long_as_its_key_is_remembered<A: Adapter>(world: &NodeOnDatabase<A>) {
     for (age, care) in REMEMBERED {
         let (key, provider) = (format!("remembered {age}"), Provider::default());
         crash_during_call(world, &key, &provider, age).await;
@@ -55,7 +55,7 @@ async fn a_call_is_made_again_as_long_as_its_key_is_remembered<A: Adapter>(world
     }
 }
 
-async fn a_call_whose_key_may_be_forgotten_is_left_to_a_person<A: Adapter>(world: &World<A>) {
+async fn a_call_whose_key_may_be_forgotten_is_left_to_a_person<A: Adapter>(world: &NodeOnDatabase<A>) {
     for (age, care) in FORGOTTEN {
         for dropped in [false, true] {
             let (key, provider) = (format!("forgotten {age} {care:?} {dropped}"), Provider::default());
@@ -86,7 +86,7 @@ async fn a_call_whose_key_may_be_forgotten_is_left_to_a_person<A: Adapter>(world
     }
 }
 
-async fn a_call_that_was_never_made_may_be_made_however_late<A: Adapter>(world: &World<A>) {
+async fn a_call_that_was_never_made_may_be_made_however_late<A: Adapter>(world: &NodeOnDatabase<A>) {
     let (key, provider) = ("never made", Provider::default());
     let attempt = world.begin(key).await;
     assert!(matches!(attempt.release(ErrorCode::NotSent).await, Outcome::Released));
@@ -96,7 +96,7 @@ async fn a_call_that_was_never_made_may_be_made_however_late<A: Adapter>(world: 
     assert_eq!(provider.calls(), [made.unwrap()]);
 }
 
-async fn a_doubt_that_the_provider_ends_does_not_come_back<A: Adapter>(world: &World<A>) {
+async fn a_doubt_that_the_provider_ends_does_not_come_back<A: Adapter>(world: &NodeOnDatabase<A>) {
     let (key, provider) = ("ended", Provider::default());
     freed_in_doubt(world, key, &provider, Some(503)).await;
     assert!(world.record(key).await.unwrap().note.doubt.is_some());
@@ -109,7 +109,7 @@ async fn a_doubt_that_the_provider_ends_does_not_come_back<A: Adapter>(world: &W
     assert_eq!(world.record(key).await.unwrap().note.doubt, None);
 }
 
-async fn a_provider_that_can_be_asked_need_not_remember_the_key<A: Adapter>(world: &World<A>) {
+async fn a_provider_that_can_be_asked_need_not_remember_the_key<A: Adapter>(world: &NodeOnDatabase<A>) {
     let (key, provider) = ("asked after 25 h", Provider::default());
     crash_during_call(world, key, &provider, 25).await;
     let mut attempt = world.begin(key).await;
@@ -121,7 +121,12 @@ async fn a_provider_that_can_be_asked_need_not_remember_the_key<A: Adapter>(worl
 }
 
 /// An attempt calls, does not learn the outcome, and releases its key with the status `end`; or it is dropped.
-async fn freed_in_doubt<A: Adapter>(world: &World<A>, key: &str, provider: &Provider, end: Option<u16>) {
+async fn freed_in_doubt<A: Adapter>(
+    world: &NodeOnDatabase<A>,
+    key: &str,
+    provider: &Provider,
+    end: Option<u16>,
+) {
     let mut attempt = world.begin(key).await;
     let first: Charge = attempt.outside("charge", Care::Repeatable, |key| provider.hangs(key)).await;
     assert!(matches!(first, Err(PhaseError::Uncertain(_))), "{first:?}");
@@ -135,7 +140,7 @@ async fn freed_in_doubt<A: Adapter>(world: &World<A>, key: &str, provider: &Prov
     is_in_doubt(world, key).await;
 }
 
-async fn is_in_doubt<A: Adapter>(world: &World<A>, key: &str) {
+async fn is_in_doubt<A: Adapter>(world: &NodeOnDatabase<A>, key: &str) {
     let record = world.record(key).await.unwrap();
     assert_eq!((record.state, record.note.doubt), (State::Retryable, Some(1)));
     assert_eq!((record.expires_at, record.purge_at), (None, None), "it does not expire");
@@ -145,7 +150,7 @@ async fn is_in_doubt<A: Adapter>(world: &World<A>, key: &str) {
 /// Statuses with which an attempt releases its key; `None` if it is dropped.
 const ENDS: [Option<u16>; 4] = [Some(503), Some(500), Some(401), None];
 
-async fn a_call_in_doubt_is_made_again_by_whoever_comes_to_it<A: Adapter>(world: &World<A>) {
+async fn a_call_in_doubt_is_made_again_by_whoever_comes_to_it<A: Adapter>(world: &NodeOnDatabase<A>) {
     for end in ENDS {
         let (key, provider) = (format!("in doubt, {end:?}"), Provider::default());
         freed_in_doubt(world, &key, &provider, end).await;
@@ -171,7 +176,7 @@ async fn a_call_in_doubt_is_made_again_by_whoever_comes_to_it<A: Adapter>(world:
     }
 }
 
-async fn a_call_in_doubt_is_unknown_and_not_begun_anew<A: Adapter>(world: &World<A>) {
+async fn a_call_in_doubt_is_unknown_and_not_begun_anew<A: Adapter>(world: &NodeOnDatabase<A>) {
     for end in ENDS {
         let (key, provider) = (format!("in doubt for 25 h, {end:?}"), Provider::default());
         freed_in_doubt(world, &key, &provider, end).await;
@@ -186,7 +191,7 @@ async fn a_call_in_doubt_is_unknown_and_not_begun_anew<A: Adapter>(world: &World
 }
 
 /// A phase of another name at the same position would be taken for the call.
-async fn nothing_that_comes_next_hides_a_call_in_doubt<A: Adapter>(world: &World<A>) {
+async fn nothing_that_comes_next_hides_a_call_in_doubt<A: Adapter>(world: &NodeOnDatabase<A>) {
     let (key, provider) = ("hidden", Provider::default());
     for run in 1..=2 {
         let mut attempt = world.begin(key).await;

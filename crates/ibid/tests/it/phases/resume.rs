@@ -23,11 +23,11 @@ use tokio::sync::{Notify, Semaphore};
 use tower::{Layer, ServiceExt};
 
 use crate::adapters::{Adapter, PATIENT};
-use crate::transaction::harness::{World, pay, until};
+use crate::transaction::harness::{NodeOnDatabase, pay, until};
 
 /// An API whose handler works in three phases.
 struct Api<A: Adapter> {
-    world: World<A>,
+    world: NodeOnDatabase<A>,
     /// Runs that reached the charge, and what they saw of their request.
     came: Mutex<Vec<String>>,
     at_charge: Notify,
@@ -46,7 +46,7 @@ impl<A: Adapter> Api<A> {
     }
 }
 
-pub(super) async fn every_rule<A: Adapter>(world: World<A>) {
+pub(super) async fn every_rule<A: Adapter>(world: NodeOnDatabase<A>) {
     let api = Arc::new(Api {
         world,
         came: Mutex::default(),

@@ -9,12 +9,12 @@ use tokio::sync::Mutex;
 use super::policy;
 use crate::adapters::databases::{TestDatabase, TokioPostgresPools};
 use crate::adapters::{Adapter, PATIENT, number};
-use crate::transaction::harness::{World, pay};
+use crate::transaction::harness::{NodeOnDatabase, pay};
 
 /// In each run a rival reads what the phase writes, writes what it reads, and commits first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_phase_is_retried_after_a_serialization_failure() {
-    let world = World::<TokioPostgresPools>::under(policy(), TestDatabase::postgres()).await;
+    let world = NodeOnDatabase::<TokioPostgresPools>::under(policy(), TestDatabase::postgres()).await;
     let pool = TokioPostgresPools::open(&world.test_db, 4, PATIENT).await;
     let isolated = IsolatedDatabase::new(pool, Isolation::Serializable);
     // Number of rivals, and how often the work runs then.

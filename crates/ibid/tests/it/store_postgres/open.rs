@@ -69,7 +69,7 @@ async fn the_tables_are_made_in_the_first_schema_of_the_search_path() {
 async fn refusal(url: &str, options: PostgresOptions) -> PostgresOpenError {
     match PostgresStore::open(url, options).await {
         Err(error) => error,
-        Ok(store) => panic!("{} was opened", store.place()),
+        Ok(store) => panic!("{} was opened", store.display_url()),
     }
 }
 

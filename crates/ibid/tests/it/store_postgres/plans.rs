@@ -123,7 +123,7 @@ async fn a_flight_in_a_session_without_its_settings_writes_nothing(release: Post
     let database = server.create_database();
     drop(open(&server, &database).await);
     let fly = |set: &str, begins: &str, finishes: &str, ids: &str| {
-        let flight = include_str!("../../../src/store/postgres/hot/flight.sql");
+        let flight = include_str!("../../../src/store/postgres/hot_path/flight.sql");
         let run = format!("execute flight({begins}::ibid_fresh_row[], {finishes}::ibid_finish_row[], {ids})");
         server.sql(&database, &format!("{set}; prepare flight as {flight}; {run}"));
         server.sql(

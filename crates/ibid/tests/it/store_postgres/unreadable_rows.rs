@@ -117,11 +117,11 @@ mod with_callers {
     use ibid::transaction::{Database, SqlFault, TxError};
 
     use crate::adapters::databases::{TestDatabase, TokioPostgresPools};
-    use crate::transaction::harness::World;
+    use crate::transaction::harness::NodeOnDatabase;
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn begins_on_an_unreadable_record_leave_nothing_behind() {
-        let world = World::<TokioPostgresPools>::new(TestDatabase::postgres()).await;
+        let world = NodeOnDatabase::<TokioPostgresPools>::new(TestDatabase::postgres()).await;
         let bob = world.other_node().await;
         let _held = world.begin_on(&bob, "k").await;
         world.sql("update ibid_record set policy = 0").await;
@@ -136,7 +136,7 @@ mod with_callers {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_lost_policy_is_not_taken_for_a_lost_lease() {
-        let world = World::<TokioPostgresPools>::new(TestDatabase::postgres()).await;
+        let world = NodeOnDatabase::<TokioPostgresPools>::new(TestDatabase::postgres()).await;
         let mut attempt = world.begin("k").await;
         world.sql("delete from ibid_policy").await;
         let refused = attempt.join_tx(world.db.begin().await.unwrap()).await;

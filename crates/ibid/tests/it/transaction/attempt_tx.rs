@@ -8,11 +8,11 @@ use ibid_core::record::{ErrorCode, State};
 use ibid_core::response::Response;
 use ibid_core::sql::{Dialect, Param, SqlTx};
 
-use super::harness::{World, answer, is_stored, pay, pay_and_charge};
+use super::harness::{NodeOnDatabase, answer, is_stored, pay, pay_and_charge};
 use crate::adapters::{Adapter, PATIENT, execute};
 use crate::lossy_database::{Lossy, Reply};
 
-pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
+pub(super) async fn every_rule<A: Adapter>(world: &NodeOnDatabase<A>) {
     business_row_effect_and_answer_commit_together(world).await;
     a_dropped_transaction_leaves_its_attempt_usable(world).await;
     a_lost_lease_is_refused_before_any_work(world).await;
@@ -26,7 +26,7 @@ pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
     reaping_a_record_keeps_the_row_that_refers_to_it(world).await;
 }
 
-async fn business_row_effect_and_answer_commit_together<A: Adapter>(world: &World<A>) {
+async fn business_row_effect_and_answer_commit_together<A: Adapter>(world: &NodeOnDatabase<A>) {
     let mut attempt = world.begin("together").await;
     let id = attempt.record_id();
     let mut inside = attempt.join_tx(world.tx().await).await.unwrap();
@@ -51,7 +51,7 @@ async fn business_row_effect_and_answer_commit_together<A: Adapter>(world: &Worl
     assert!(matches!(other, Begin::Skip(Outcome::Mismatch)));
 }
 
-async fn a_dropped_transaction_leaves_its_attempt_usable<A: Adapter>(world: &World<A>) {
+async fn a_dropped_transaction_leaves_its_attempt_usable<A: Adapter>(world: &NodeOnDatabase<A>) {
     let mut attempt = world.begin("dropped").await;
     let mut inside = attempt.join_tx(world.tx().await).await.unwrap();
     pay_and_charge(&mut inside, "dropped", "first").await.unwrap();
@@ -72,7 +72,7 @@ async fn a_dropped_transaction_leaves_its_attempt_usable<A: Adapter>(world: &Wor
     assert_eq!(world.begin("given up").await.number(), 2);
 }
 
-async fn a_lost_lease_is_refused_before_any_work<A: Adapter>(world: &World<A>) {
+async fn a_lost_lease_is_refused_before_any_work<A: Adapter>(world: &NodeOnDatabase<A>) {
     let mut zombie = world.begin("lapsed").await;
     world.lapse("lapsed").await;
     let bob = world.other_node().await;
@@ -93,7 +93,7 @@ async fn a_lost_lease_is_refused_before_any_work<A: Adapter>(world: &World<A>) {
     assert_eq!(world.replay("lapsed").await, answer(201));
 }
 
-async fn an_answer_that_is_no_success_undoes_the_work<A: Adapter>(world: &World<A>) {
+async fn an_answer_that_is_no_success_undoes_the_work<A: Adapter>(world: &NodeOnDatabase<A>) {
     let wait = Response { headers: vec![("retry-after".to_owned(), "1".into())], ..answer(409) };
     for (key, said, stored) in [
         ("402", answer(402), true),
@@ -117,7 +117,7 @@ async fn an_answer_that_is_no_success_undoes_the_work<A: Adapter>(world: &World<
     }
 }
 
-async fn a_lost_reply_is_settled_by_the_record<A: Adapter>(world: &World<A>) {
+async fn a_lost_reply_is_settled_by_the_record<A: Adapter>(world: &NodeOnDatabase<A>) {
     let replies = [Reply::Lost, Reply::NeverSent];
     let lossy = Lossy::new(A::open(&world.test_db, 2, PATIENT).await, &replies);
     let mut attempt = world.begin("lost").await;
@@ -136,7 +136,7 @@ async fn a_lost_reply_is_settled_by_the_record<A: Adapter>(world: &World<A>) {
     assert_eq!(world.begin("never sent").await.number(), 2);
 }
 
-async fn who_gives_the_answer_must_be_clear<A: Adapter>(world: &World<A>) {
+async fn who_gives_the_answer_must_be_clear<A: Adapter>(world: &NodeOnDatabase<A>) {
     let mut attempt = world.begin("who").await;
     let mut inside = attempt.join_tx(world.tx().await).await.unwrap();
     pay_and_charge(&mut inside, "who", "ann").await.unwrap();
@@ -148,7 +148,7 @@ async fn who_gives_the_answer_must_be_clear<A: Adapter>(world: &World<A>) {
     world.nothing_of("who").await;
 }
 
-async fn an_owed_answer_is_pending<A: Adapter>(world: &World<A>) {
+async fn an_owed_answer_is_pending<A: Adapter>(world: &NodeOnDatabase<A>) {
     let mut attempt = world.begin("owed").await;
     let mut inside = attempt.join_tx(world.tx().await).await.unwrap();
     pay(&mut *inside, "owed", "ann").await.unwrap();
@@ -164,7 +164,7 @@ async fn an_owed_answer_is_pending<A: Adapter>(world: &World<A>) {
     assert_eq!((world.payments("owed").await, world.effects("owed").await.len()), (1, 1));
 }
 
-async fn an_effect_has_its_name_alone<A: Adapter>(world: &World<A>) {
+async fn an_effect_has_its_name_alone<A: Adapter>(world: &NodeOnDatabase<A>) {
     let mut attempt = world.begin("names").await;
     let mut inside = attempt.join_tx(world.tx().await).await.unwrap();
     inside.enqueue(NewEffect::new("charge", "charge", "1").ordered_by("account 7")).await.unwrap();
@@ -178,7 +178,7 @@ async fn an_effect_has_its_name_alone<A: Adapter>(world: &World<A>) {
     assert_ne!(effects[0].downstream_key, effects[1].downstream_key);
 }
 
-async fn an_answer_too_large_to_repeat_is_refused<A: Adapter>(world: &World<A>) {
+async fn an_answer_too_large_to_repeat_is_refused<A: Adapter>(world: &NodeOnDatabase<A>) {
     let mut attempt = world.begin("large").await;
     let mut inside = attempt.join_tx(world.tx().await).await.unwrap();
     pay_and_charge(&mut inside, "large", "ann").await.unwrap();
@@ -191,14 +191,14 @@ async fn an_answer_too_large_to_repeat_is_refused<A: Adapter>(world: &World<A>) 
     assert_eq!(world.replay("large").await, largest);
 }
 
-async fn an_attempt_that_has_ended_goes_nowhere<A: Adapter>(world: &World<A>) {
+async fn an_attempt_that_has_ended_goes_nowhere<A: Adapter>(world: &NodeOnDatabase<A>) {
     let mut attempt = world.begin("ended").await;
     let inside = attempt.join_tx(world.tx().await).await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     assert!(matches!(attempt.join_tx(world.tx().await).await, Err(TxError::Ended)));
 }
 
-async fn reaping_a_record_keeps_the_row_that_refers_to_it<A: Adapter>(world: &World<A>) {
+async fn reaping_a_record_keeps_the_row_that_refers_to_it<A: Adapter>(world: &NodeOnDatabase<A>) {
     let ride = "create table ride (key text, record uuid, \
                 foreign key (record) references ibid_record (id) on delete set null)";
     world.change_schema(ride).await;

@@ -10,7 +10,7 @@ use ibid_core::sql::{Dialect, Param, SqlRow, Statement};
 use ibid_core::store::BoxFuture;
 use ibid_testkit::postgres::Postgres;
 
-use super::harness::{World, answer, is_stored, pay, until};
+use super::harness::{NodeOnDatabase, answer, is_stored, pay, until};
 use crate::adapters::databases::{TestDatabase, TokioPostgresPools};
 use crate::adapters::{Adapter, PATIENT};
 
@@ -70,7 +70,7 @@ async fn cost(server: &Postgres, mode: Mode) -> Cost {
 
 async fn total(server: &Postgres, mode: Mode, requests: i64) -> Cost {
     let database = server.create_database();
-    let world = World::<TokioPostgresPools>::new(TestDatabase::at(server.url_for(&database))).await;
+    let world = NodeOnDatabase::<TokioPostgresPools>::new(TestDatabase::at(server.url_for(&database))).await;
     let sent = Arc::new(AtomicI64::new(0));
     let pool = TokioPostgresPools::open(&world.test_db, 1, PATIENT).await;
     let db = CountingDatabase { inner: pool, sent: sent.clone() };

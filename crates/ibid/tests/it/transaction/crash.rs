@@ -7,23 +7,23 @@ use std::process::{Command, Output};
 
 use ibid::transaction::TxError;
 
-use super::harness::{World, answer, is_stored, pay_and_charge};
+use super::harness::{NodeOnDatabase, answer, is_stored, pay_and_charge};
 use crate::adapters::Adapter;
 use crate::adapters::databases::{SqlxMysqlPools, SqlxPostgresPools, SqlxSqlitePools, TestDatabase};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_leaves_all_or_nothing_in_a_file() {
-    all_or_nothing(World::<SqlxSqlitePools>::new(TestDatabase::sqlite()).await).await;
+    all_or_nothing(NodeOnDatabase::<SqlxSqlitePools>::new(TestDatabase::sqlite()).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_leaves_all_or_nothing_on_a_server() {
-    all_or_nothing(World::<SqlxPostgresPools>::new(TestDatabase::postgres()).await).await;
+    all_or_nothing(NodeOnDatabase::<SqlxPostgresPools>::new(TestDatabase::postgres()).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_leaves_all_or_nothing_on_mysql() {
-    all_or_nothing(World::<SqlxMysqlPools>::new(TestDatabase::mariadb()).await).await;
+    all_or_nothing(NodeOnDatabase::<SqlxMysqlPools>::new(TestDatabase::mariadb()).await).await;
 }
 
 /// State after the process has ended.
@@ -48,7 +48,7 @@ const HITS: [(&str, Left); 8] = [
     ("finish.after=1*return(lost)", Left::Survived),
 ];
 
-async fn all_or_nothing<A: Adapter>(world: World<A>) {
+async fn all_or_nothing<A: Adapter>(world: NodeOnDatabase<A>) {
     for (hit, left) in HITS {
         let ended = tokio::task::block_in_place(|| process(&world.test_db, hit));
         if left == Left::Survived {
@@ -84,15 +84,15 @@ fn process(test_db: &TestDatabase, hit: &str) -> Output {
 async fn one_request() {
     let at = std::env::var(AT).expect("a database");
     if at.starts_with("postgres:") {
-        run_request(World::<SqlxPostgresPools>::open_existing(TestDatabase::at(at)).await).await;
+        run_request(NodeOnDatabase::<SqlxPostgresPools>::open_existing(TestDatabase::at(at)).await).await;
     } else if at.starts_with("mysql:") {
-        run_request(World::<SqlxMysqlPools>::open_existing(TestDatabase::at(at)).await).await;
+        run_request(NodeOnDatabase::<SqlxMysqlPools>::open_existing(TestDatabase::at(at)).await).await;
     } else {
-        run_request(World::<SqlxSqlitePools>::open_existing(TestDatabase::at(at)).await).await;
+        run_request(NodeOnDatabase::<SqlxSqlitePools>::open_existing(TestDatabase::at(at)).await).await;
     }
 }
 
-async fn run_request<A: Adapter>(world: World<A>) {
+async fn run_request<A: Adapter>(world: NodeOnDatabase<A>) {
     let key = std::env::var("IBID_FAILPOINTS").expect("something happens");
     for _ in 0..TRIES_MAX {
         match try_once(&world, &key).await {
@@ -103,7 +103,7 @@ async fn run_request<A: Adapter>(world: World<A>) {
     panic!("others are always in the way");
 }
 
-async fn try_once<A: Adapter>(world: &World<A>, key: &str) -> Result<(), TxError> {
+async fn try_once<A: Adapter>(world: &NodeOnDatabase<A>, key: &str) -> Result<(), TxError> {
     let mut inside = world.begin_inside(key).await;
     pay_and_charge(&mut inside, key, "the first").await?;
     assert!(is_stored(&inside.finish(answer(201)).await?, 201));

@@ -8,11 +8,11 @@ use futures_util::future::poll_immediate;
 use ibid::outcome::{Begin, Outcome};
 use ibid::transaction::{Database, OwnedTx};
 
-use super::harness::{Tries, World, answer, is_stored, pay, until};
+use super::harness::{NodeOnDatabase, Tries, answer, is_stored, pay, until};
 use crate::adapters::databases::{SqlxPostgresPools, TestDatabase, TokioPostgresPools};
 use crate::adapters::{Adapter, PATIENT, number};
 
-type Sqlx = World<SqlxPostgresPools>;
+type Sqlx = NodeOnDatabase<SqlxPostgresPools>;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn twenty_duplicates_of_one_process_wait_without_a_connection() {
@@ -110,7 +110,7 @@ async fn duplicates_of_another_nodes_keys_leave_room_for_a_fresh_one() {
 /// A try that found another node's row gives its connection back: a waiting client needs no new ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_try_in_vain_keeps_its_connection() {
-    let world = Arc::new(World::<TokioPostgresPools>::new(TestDatabase::postgres()).await);
+    let world = Arc::new(NodeOnDatabase::<TokioPostgresPools>::new(TestDatabase::postgres()).await);
     let first = world.begin_inside("k").await;
     let bob = world.other_node().await;
     let bobs = Arc::new(Tries::at(TokioPostgresPools::open(&world.test_db, 1, PATIENT).await));

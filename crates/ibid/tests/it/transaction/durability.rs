@@ -12,11 +12,11 @@ use ibid::{Ibid, Settings};
 use ibid_core::effect::NewEffect;
 use ibid_core::record::ErrorCode;
 
-use super::harness::{World, answer, is_stored, pay, pay_and_charge};
+use super::harness::{NodeOnDatabase, answer, is_stored, pay, pay_and_charge};
 use crate::adapters::databases::TestDatabase;
 use crate::adapters::{Adapter, PATIENT, execute};
 
-pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
+pub(super) async fn every_rule<A: Adapter>(world: &NodeOnDatabase<A>) {
     watch_commits(world).await;
     for weak in ["off", "local", "remote_write"] {
         every_mode_commits_with(world, &world.ibid, weak, "on").await;
@@ -32,7 +32,12 @@ pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
 }
 
 /// Checks every mode for an application whose role has this setting, and which setting its commits have.
-async fn every_mode_commits_with<A: Adapter>(world: &World<A>, ibid: &Ibid, role: &str, commits: &str) {
+async fn every_mode_commits_with<A: Adapter>(
+    world: &NodeOnDatabase<A>,
+    ibid: &Ibid,
+    role: &str,
+    commits: &str,
+) {
     world.sql(&format!("alter role app set synchronous_commit = '{role}'")).await;
     let of =
         |what: &[&str]| what.iter().map(|what| format!("{what} {commits}")).collect::<Vec<_>>().join(", ");
@@ -63,14 +68,14 @@ async fn every_mode_commits_with<A: Adapter>(world: &World<A>, ibid: &Ibid, role
     assert_eq!(committed_rows(world).await, of(&["ibid_effect", "ibid_record"]), "{}", key("settled"));
 }
 
-async fn reserved_first<A: Adapter>(world: &World<A>, ibid: &Ibid, db: &A::Db, key: &str) {
+async fn reserved_first<A: Adapter>(world: &NodeOnDatabase<A>, ibid: &Ibid, db: &A::Db, key: &str) {
     let mut attempt = world.begin_on(ibid, key).await;
     let mut inside = attempt.join_tx(db.begin().await.unwrap()).await.unwrap();
     pay_and_charge(&mut inside, key, "app").await.unwrap();
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
 }
 
-async fn one_phase<A: Adapter>(world: &World<A>, ibid: &Ibid, db: &A::Db, key: &str) {
+async fn one_phase<A: Adapter>(world: &NodeOnDatabase<A>, ibid: &Ibid, db: &A::Db, key: &str) {
     let mut attempt = world.begin_on(ibid, key).await;
     let paid: Result<(), PhaseError<TxError>> = attempt
         .phase("paid", db, async |mut inside| {
@@ -82,7 +87,7 @@ async fn one_phase<A: Adapter>(world: &World<A>, ibid: &Ibid, db: &A::Db, key: &
     let _ = attempt.release(ErrorCode::NotSent).await;
 }
 
-async fn a_caller_who_lowers_it_half_way_is_not_heard<A: Adapter>(world: &World<A>) {
+async fn a_caller_who_lowers_it_half_way_is_not_heard<A: Adapter>(world: &NodeOnDatabase<A>) {
     let db = app::<A>(world).await;
     let mut attempt = world.begin("lowered").await;
     let mut inside = attempt.join_tx(db.begin().await.unwrap()).await.unwrap();
@@ -92,12 +97,12 @@ async fn a_caller_who_lowers_it_half_way_is_not_heard<A: Adapter>(world: &World<
     assert_eq!(committed_rows(world).await, "ibid_record on, payment on");
     // The session's own setting is unchanged.
     let mut tx = db.begin().await.unwrap();
-    assert_eq!(World::<A>::text(&mut tx, "show synchronous_commit").await, "remote_apply");
+    assert_eq!(NodeOnDatabase::<A>::text(&mut tx, "show synchronous_commit").await, "remote_apply");
     tx.rollback().await.unwrap();
 }
 
 /// Makes every commit of the application write a line per row, with the setting in effect at the commit.
-async fn watch_commits<A: Adapter>(world: &World<A>) {
+async fn watch_commits<A: Adapter>(world: &NodeOnDatabase<A>) {
     world.sql("create role app superuser login").await;
     world.sql("create table seen (what text not null, by_whom text not null, setting text not null)").await;
     let see = "create function see() returns trigger language plpgsql as $$ begin
@@ -113,18 +118,18 @@ async fn watch_commits<A: Adapter>(world: &World<A>) {
 }
 
 /// Returns what the application has written since the last call, and with which setting it was committed.
-async fn committed_rows<A: Adapter>(world: &World<A>) -> String {
+async fn committed_rows<A: Adapter>(world: &NodeOnDatabase<A>) -> String {
     let mut tx = world.tx().await;
     let all = "with lines as (delete from seen returning *)
                select coalesce(string_agg(distinct what || ' ' || setting, ', '), '')
                from lines where by_whom = 'app'";
-    let text = World::<A>::text(&mut tx, all).await;
+    let text = NodeOnDatabase::<A>::text(&mut tx, all).await;
     tx.commit().await.unwrap();
     text
 }
 
 /// Opens the application's pool under a separate role, with the role's current settings.
-async fn app<A: Adapter>(world: &World<A>) -> A::Db {
+async fn app<A: Adapter>(world: &NodeOnDatabase<A>) -> A::Db {
     let at = world.test_db.at.replace("postgres://postgres@", "postgres://app@");
     A::open(&TestDatabase::at(at), 2, PATIENT).await
 }

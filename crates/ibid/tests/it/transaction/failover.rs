@@ -11,12 +11,12 @@ use ibid::transaction::{Database, TxError};
 use ibid_testkit::postgres::PostgresPair;
 use tokio::task::{JoinSet, block_in_place};
 
-use super::harness::{World, answer, pay, until};
+use super::harness::{NodeOnDatabase, answer, pay, until};
 use crate::adapters::databases::{TestDatabase, TokioPostgresPools};
 use crate::adapters::{Adapter, PATIENT};
 
 struct Load {
-    world: World<TokioPostgresPools>,
+    world: NodeOnDatabase<TokioPostgresPools>,
     /// The pool of the application.
     app: TokioPostgres,
     acknowledged: Mutex<Vec<String>>,
@@ -27,7 +27,7 @@ struct Load {
 async fn a_synchronous_failover_loses_no_caller_commit() {
     let mut pair = block_in_place(PostgresPair::synchronous);
     let at = format!("{}?target_session_attrs=read-write", pair.url_for("postgres"));
-    let world = World::new(TestDatabase::at(at.clone())).await;
+    let world = NodeOnDatabase::new(TestDatabase::at(at.clone())).await;
     let careless = TestDatabase::at(format!("{at}&options=-c%20synchronous_commit%3Doff"));
     let app = TokioPostgresPools::open(&careless, CALLERS, PATIENT).await;
     let load = Arc::new(Load { world, app, acknowledged: Mutex::default(), over: AtomicBool::new(false) });

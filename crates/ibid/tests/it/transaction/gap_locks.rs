@@ -11,31 +11,31 @@ use ibid_core::record::State;
 use ibid_core::response::Response;
 use ibid_testkit::contract::{TestRecord, answering, draft, insert, put};
 
-use super::harness::{World, answer, is_stored, pay, pay_and_charge};
+use super::harness::{NodeOnDatabase, answer, is_stored, pay, pay_and_charge};
 use crate::adapters::databases::{MysqlAsyncPools, SqlxMysqlPools, TestDatabase};
 use crate::adapters::{Adapter, PATIENT, execute, number};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_open_transaction_locks_no_gap_on_mysql() {
-    every_rule(&World::<SqlxMysqlPools>::new(TestDatabase::mariadb()).await).await;
-    every_rule(&World::<MysqlAsyncPools>::new(TestDatabase::mariadb()).await).await;
+    every_rule(&NodeOnDatabase::<SqlxMysqlPools>::new(TestDatabase::mariadb()).await).await;
+    every_rule(&NodeOnDatabase::<MysqlAsyncPools>::new(TestDatabase::mariadb()).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_an_old_snapshot_lacks_is_removed_on_mysql() {
     // The result of a phase goes with the finish.
     let policy = Policy::one_transaction().with(|policy| policy.on_lapse = OnLapse::Resume);
-    let world = World::<MysqlAsyncPools>::under(policy, TestDatabase::mariadb()).await;
+    let world = NodeOnDatabase::<MysqlAsyncPools>::under(policy, TestDatabase::mariadb()).await;
     what_an_old_snapshot_lacks_is_removed(&world).await;
 }
 
-async fn every_rule<A: Adapter>(world: &World<A>) {
+async fn every_rule<A: Adapter>(world: &NodeOnDatabase<A>) {
     others_insert_while_a_generation_is_replaced(world, "empty", false).await;
     others_insert_while_a_generation_is_replaced(world, "full", true).await;
 }
 
 /// T1 reads and takes its snapshot; T2 commits a phase with a result; T1 finishes the record and must remove the result.
-async fn what_an_old_snapshot_lacks_is_removed<A: Adapter>(world: &World<A>) {
+async fn what_an_old_snapshot_lacks_is_removed<A: Adapter>(world: &NodeOnDatabase<A>) {
     let mut attempt = world.begin("old").await;
     let mut tx = world.tx().await;
     assert_eq!(number(&mut tx, "select count(*) from ibid_body where kind >= 16").await, 0);
@@ -53,7 +53,7 @@ async fn what_an_old_snapshot_lacks_is_removed<A: Adapter>(world: &World<A>) {
 }
 
 async fn others_insert_while_a_generation_is_replaced<A: Adapter>(
-    world: &World<A>,
+    world: &NodeOnDatabase<A>,
     key: &str,
     has_content: bool,
 ) {

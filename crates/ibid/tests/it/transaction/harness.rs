@@ -27,7 +27,8 @@ use crate::adapters::databases::TestDatabase;
 use crate::adapters::{Adapter, PATIENT, change_schema, execute, number, query};
 use crate::request_fixture::takes_over_at_start;
 
-pub(crate) struct World<A: Adapter> {
+/// A node on the database of an application, which uses one adapter.
+pub(crate) struct NodeOnDatabase<A: Adapter> {
     pub(crate) ibid: Ibid,
     /// The pool of the application.
     pub(crate) db: A::Db,
@@ -37,13 +38,13 @@ pub(crate) struct World<A: Adapter> {
     pub(crate) test_db: TestDatabase,
 }
 
-impl<A: Adapter> World<A> {
-    pub(crate) async fn new(test_db: TestDatabase) -> World<A> {
-        World::under(Policy::one_transaction(), test_db).await
+impl<A: Adapter> NodeOnDatabase<A> {
+    pub(crate) async fn new(test_db: TestDatabase) -> NodeOnDatabase<A> {
+        NodeOnDatabase::under(Policy::one_transaction(), test_db).await
     }
 
-    pub(crate) async fn under(policy: Policy, test_db: TestDatabase) -> World<A> {
-        let world = World::open(policy, test_db).await;
+    pub(crate) async fn under(policy: Policy, test_db: TestDatabase) -> NodeOnDatabase<A> {
+        let world = NodeOnDatabase::open(policy, test_db).await;
         change_schema(&world.observer, "create table payment (key text not null, by_whom text not null)")
             .await;
         world
@@ -51,14 +52,14 @@ impl<A: Adapter> World<A> {
 
     /// Opens an existing database, as another process.
     #[cfg(feature = "failpoints")]
-    pub(crate) async fn open_existing(test_db: TestDatabase) -> World<A> {
-        World::open(Policy::one_transaction(), test_db).await
+    pub(crate) async fn open_existing(test_db: TestDatabase) -> NodeOnDatabase<A> {
+        NodeOnDatabase::open(Policy::one_transaction(), test_db).await
     }
 
-    async fn open(policy: Policy, test_db: TestDatabase) -> World<A> {
+    async fn open(policy: Policy, test_db: TestDatabase) -> NodeOnDatabase<A> {
         let ibid = node(&test_db).await;
         let (db, observer) = (A::open(&test_db, 4, PATIENT).await, A::open(&test_db, 1, PATIENT).await);
-        World { ibid, db, observer, policy: Arc::new(policy), test_db }
+        NodeOnDatabase { ibid, db, observer, policy: Arc::new(policy), test_db }
     }
 
     /// Starts an engine of another process on the same database.

@@ -21,7 +21,7 @@ use ibid_core::policy::Policy;
 use ibid_core::response::Response as Answer;
 use tower::{Layer, ServiceExt};
 
-use super::harness::{World, answer, pay, pay_and_charge};
+use super::harness::{NodeOnDatabase, answer, pay, pay_and_charge};
 use crate::adapters::{Adapter, PATIENT};
 
 pub(super) fn policy() -> Policy {
@@ -29,13 +29,13 @@ pub(super) fn policy() -> Policy {
 }
 
 struct Api<A: Adapter> {
-    world: Arc<World<A>>,
+    world: Arc<NodeOnDatabase<A>>,
     app: IdempotencyService<Router>,
     /// The router of `app`, behind a guard that soon gives up on a handler that hangs.
     hasty: IdempotencyService<Router>,
 }
 
-pub(super) async fn every_rule<A: Adapter>(world: World<A>) {
+pub(super) async fn every_rule<A: Adapter>(world: NodeOnDatabase<A>) {
     let world = Arc::new(world);
     let router = Router::new()
         .route("/held/{what}", post(pay_held::<A>))
@@ -59,7 +59,7 @@ pub(super) async fn every_rule<A: Adapter>(world: World<A>) {
 }
 
 async fn pay_held<A: Adapter>(
-    State(world): State<Arc<World<A>>>,
+    State(world): State<Arc<NodeOnDatabase<A>>>,
     Path(what): Path<String>,
     guarded: GuardedRequest,
     mut held: HeldAttempt,
@@ -70,7 +70,7 @@ async fn pay_held<A: Adapter>(
 }
 
 async fn unbegun<A: Adapter>(
-    State(world): State<Arc<World<A>>>,
+    State(world): State<Arc<NodeOnDatabase<A>>>,
     Path(what): Path<String>,
     unbegun: UnreservedRequest,
     headers: HeaderMap,

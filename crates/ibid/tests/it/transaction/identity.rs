@@ -13,7 +13,7 @@ use ibid::{Ibid, Settings};
 use ibid_core::store::Store;
 use tokio::sync::mpsc;
 
-use super::harness::{World, answer, is_stored, pay};
+use super::harness::{NodeOnDatabase, answer, is_stored, pay};
 use crate::adapters::databases::{SqlxMysqlPools, TestDatabase, TokioPostgresPools};
 use crate::adapters::{Adapter, PATIENT};
 
@@ -32,7 +32,7 @@ async fn a_mysql_transaction_never_commits_under_the_old_identity() {
 async fn never_commits_under_the_old_identity<A: Adapter>(test_db: TestDatabase) {
     // The first process sets for all how long a read of the identity is valid.
     node(&test_db, StoreIdentity::default()).await;
-    let world = World::<A>::new(test_db).await;
+    let world = NodeOnDatabase::<A>::new(test_db).await;
     let open_tx = open(&world, &world.ibid, "held").await;
 
     let store = world.ibid.store().clone();
@@ -59,7 +59,7 @@ async fn never_commits_under_the_old_identity<A: Adapter>(test_db: TestDatabase)
 type OpenAttempt<A> = Box<AttemptTx<'static, <<A as Adapter>::Db as Database>::Tx>>;
 
 /// Reserves a key and does the work, in a transaction that stays open.
-async fn open<A: Adapter>(world: &World<A>, ibid: &Ibid, key: &str) -> OpenAttempt<A> {
+async fn open<A: Adapter>(world: &NodeOnDatabase<A>, ibid: &Ibid, key: &str) -> OpenAttempt<A> {
     let outcome = ibid.begin_inside(world.ask(key), &world.db, PATIENT).await.unwrap();
     let Begin::Run(mut inside) = outcome else { panic!("`{key}` is not to be run: {outcome:?}") };
     pay(&mut **inside, key, "app").await.unwrap();

@@ -7,28 +7,28 @@ use ibid::upkeep;
 use ibid_core::record::State;
 use ibid_core::store::RenewOutcome;
 
-use super::harness::{World, answer, is_stored, pay_and_charge, until};
+use super::harness::{NodeOnDatabase, answer, is_stored, pay_and_charge, until};
 use crate::adapters::Adapter;
 use crate::adapters::databases::{MysqlAsyncPools, SqlxMysqlPools, SqlxPostgresPools, TestDatabase};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_lock_is_the_lease() {
-    every_rule(&World::<SqlxPostgresPools>::new(TestDatabase::postgres()).await).await;
+    every_rule(&NodeOnDatabase::<SqlxPostgresPools>::new(TestDatabase::postgres()).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_lock_is_the_lease_on_mysql() {
-    every_rule(&World::<SqlxMysqlPools>::new(TestDatabase::mariadb()).await).await;
-    every_rule(&World::<MysqlAsyncPools>::new(TestDatabase::mariadb()).await).await;
+    every_rule(&NodeOnDatabase::<SqlxMysqlPools>::new(TestDatabase::mariadb()).await).await;
+    every_rule(&NodeOnDatabase::<MysqlAsyncPools>::new(TestDatabase::mariadb()).await).await;
 }
 
-async fn every_rule<A: Adapter>(world: &World<A>) {
+async fn every_rule<A: Adapter>(world: &NodeOnDatabase<A>) {
     a_due_record_that_is_held_is_not_taken_over(world).await;
     who_was_cut_off_has_done_nothing(world).await;
     who_falls_silent_is_cut_off_after_a_lease(world).await;
 }
 
-async fn a_due_record_that_is_held_is_not_taken_over<A: Adapter>(world: &World<A>) {
+async fn a_due_record_that_is_held_is_not_taken_over<A: Adapter>(world: &NodeOnDatabase<A>) {
     let bob = world.other_node().await;
     let mut attempt = world.begin("held").await;
     world.lapse("held").await;
@@ -61,7 +61,7 @@ async fn a_due_record_that_is_held_is_not_taken_over<A: Adapter>(world: &World<A
     assert!(matches!(attempt.join_tx(world.tx().await).await, Err(TxError::LeaseLost)));
 }
 
-async fn who_was_cut_off_has_done_nothing<A: Adapter>(world: &World<A>) {
+async fn who_was_cut_off_has_done_nothing<A: Adapter>(world: &NodeOnDatabase<A>) {
     let mut zombie = world.begin("cut off").await;
     let mut inside = zombie.join_tx(world.tx().await).await.unwrap();
     pay_and_charge(&mut inside, "cut off", "zombie").await.unwrap();
@@ -84,7 +84,7 @@ async fn who_was_cut_off_has_done_nothing<A: Adapter>(world: &World<A>) {
     assert_eq!(world.replay("cut off").await, answer(201));
 }
 
-async fn who_falls_silent_is_cut_off_after_a_lease<A: Adapter>(world: &World<A>) {
+async fn who_falls_silent_is_cut_off_after_a_lease<A: Adapter>(world: &NodeOnDatabase<A>) {
     // The limit, and its value outside ibid's transactions.
     let (setting, lease, usual) = match is_mysql(world) {
         true => ("select cast(@@session.wait_timeout as char)", "60", "28800"),
@@ -92,10 +92,10 @@ async fn who_falls_silent_is_cut_off_after_a_lease<A: Adapter>(world: &World<A>)
     };
     let mut attempt = world.begin("silent").await;
     let mut inside = attempt.join_tx(world.tx().await).await.unwrap();
-    assert_eq!(World::<A>::text(&mut *inside, setting).await, lease);
+    assert_eq!(NodeOnDatabase::<A>::text(&mut *inside, setting).await, lease);
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     let mut inside = world.begin_inside("silent with all inside").await;
-    assert_eq!(World::<A>::text(&mut **inside, setting).await, lease);
+    assert_eq!(NodeOnDatabase::<A>::text(&mut **inside, setting).await, lease);
     assert!(is_stored(&inside.finish(answer(201)).await.unwrap(), 201));
     let mut attempt = world.begin("silent and rolled back").await;
     let inside = attempt.join_tx(world.tx().await).await.unwrap();
@@ -105,17 +105,17 @@ async fn who_falls_silent_is_cut_off_after_a_lease<A: Adapter>(world: &World<A>)
         all.push(world.db.begin().await.unwrap());
     }
     for mut tx in all {
-        assert_eq!(World::<A>::text(&mut tx, setting).await, usual, "the session is as it was");
+        assert_eq!(NodeOnDatabase::<A>::text(&mut tx, setting).await, usual, "the session is as it was");
         tx.rollback().await.unwrap();
     }
 }
 
-fn is_mysql<A: Adapter>(world: &World<A>) -> bool {
+fn is_mysql<A: Adapter>(world: &NodeOnDatabase<A>) -> bool {
     world.test_db.at.starts_with("mysql:")
 }
 
 /// Ends the one session whose transaction is open, and waits until it has ended.
-async fn end_silent_session<A: Adapter>(world: &World<A>) {
+async fn end_silent_session<A: Adapter>(world: &NodeOnDatabase<A>) {
     if !is_mysql(world) {
         let silent = "with silent as materialized (select pid from pg_stat_activity
                         where state = 'idle in transaction' and datname = current_database()

@@ -8,11 +8,11 @@ use ibid_core::record::{ErrorCode, State};
 use ibid_core::response::Response;
 use ibid_core::row::INLINE_BODY_MAX;
 
-use super::harness::{World, answer, is_stored, pay, pay_and_charge};
+use super::harness::{NodeOnDatabase, answer, is_stored, pay, pay_and_charge};
 use crate::adapters::{Adapter, PATIENT};
 use crate::lossy_database::{Lossy, Reply};
 
-pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
+pub(super) async fn every_rule<A: Adapter>(world: &NodeOnDatabase<A>) {
     the_first_runs_and_a_retry_gets_its_answer(world).await;
     what_is_dropped_was_never_there(world).await;
     an_answer_that_is_no_success_undoes_the_work(world).await;
@@ -22,7 +22,7 @@ pub(super) async fn every_rule<A: Adapter>(world: &World<A>) {
     another_generation_leaves_nothing_of_the_one_before_it(world).await;
 }
 
-async fn the_first_runs_and_a_retry_gets_its_answer<A: Adapter>(world: &World<A>) {
+async fn the_first_runs_and_a_retry_gets_its_answer<A: Adapter>(world: &NodeOnDatabase<A>) {
     let mut inside = world.begin_inside("first").await;
     assert_eq!(inside.number(), 1);
     pay_and_charge(&mut inside, "first", "ann").await.unwrap();
@@ -40,7 +40,7 @@ async fn the_first_runs_and_a_retry_gets_its_answer<A: Adapter>(world: &World<A>
     assert_eq!((world.payments("first").await, world.effects("first").await.len()), (1, 1));
 }
 
-async fn what_is_dropped_was_never_there<A: Adapter>(world: &World<A>) {
+async fn what_is_dropped_was_never_there<A: Adapter>(world: &NodeOnDatabase<A>) {
     let mut inside = world.begin_inside("dropped").await;
     pay_and_charge(&mut inside, "dropped", "first").await.unwrap();
     drop(inside);
@@ -54,7 +54,7 @@ async fn what_is_dropped_was_never_there<A: Adapter>(world: &World<A>) {
     assert_eq!(world.payments("dropped").await, 1);
 }
 
-async fn an_answer_that_is_no_success_undoes_the_work<A: Adapter>(world: &World<A>) {
+async fn an_answer_that_is_no_success_undoes_the_work<A: Adapter>(world: &NodeOnDatabase<A>) {
     for (status, stored) in [(402, true), (500, false), (503, false)] {
         let key = format!("{status}");
         let mut inside = world.begin_inside(&key).await;
@@ -72,7 +72,7 @@ async fn an_answer_that_is_no_success_undoes_the_work<A: Adapter>(world: &World<
     }
 }
 
-async fn a_failed_statement_does_not_keep_a_refusal_from_being_stored<A: Adapter>(world: &World<A>) {
+async fn a_failed_statement_does_not_keep_a_refusal_from_being_stored<A: Adapter>(world: &NodeOnDatabase<A>) {
     let mut inside = world.begin_inside("failed").await;
     pay(&mut **inside, "failed", "ann").await.unwrap();
     let wrong = crate::adapters::execute(&mut **inside, "insert into payment (key) values ('failed')", &[]);
@@ -82,7 +82,7 @@ async fn a_failed_statement_does_not_keep_a_refusal_from_being_stored<A: Adapter
     assert_eq!(world.replay("failed").await, answer(422));
 }
 
-async fn a_lost_reply_is_settled_by_the_record<A: Adapter>(world: &World<A>) {
+async fn a_lost_reply_is_settled_by_the_record<A: Adapter>(world: &NodeOnDatabase<A>) {
     let replies = [Reply::Lost, Reply::NeverSent];
     let lossy = Lossy::new(A::open(&world.test_db, 2, PATIENT).await, &replies);
     for (key, comes) in [("lost", true), ("never sent", false)] {
@@ -106,7 +106,7 @@ async fn a_lost_reply_is_settled_by_the_record<A: Adapter>(world: &World<A>) {
 }
 
 /// A route may be switched from one mode to the other: its records stay valid.
-async fn what_others_began_counts<A: Adapter>(world: &World<A>) {
+async fn what_others_began_counts<A: Adapter>(world: &NodeOnDatabase<A>) {
     let attempt = world.begin("held").await;
     let begin = || world.ibid.begin_inside(world.ask("held"), &world.db, Duration::from_millis(50));
     let duplicate = begin().await.unwrap();
@@ -124,7 +124,7 @@ async fn what_others_began_counts<A: Adapter>(world: &World<A>) {
     assert!(world.paid_by("held", "bob").await);
 }
 
-async fn another_generation_leaves_nothing_of_the_one_before_it<A: Adapter>(world: &World<A>) {
+async fn another_generation_leaves_nothing_of_the_one_before_it<A: Adapter>(world: &NodeOnDatabase<A>) {
     let body_count = || world.number("select count(*) from ibid_body");
     let before = body_count().await;
     for status in [201, 202] {

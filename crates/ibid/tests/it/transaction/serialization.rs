@@ -6,7 +6,7 @@ use ibid::outcome::{Begin, Outcome};
 use ibid::transaction::{Database, IsolatedDatabase, Isolation, TxError};
 use tokio::sync::Barrier;
 
-use super::harness::{Tries, World, answer, is_stored, pay};
+use super::harness::{NodeOnDatabase, Tries, answer, is_stored, pay};
 use crate::adapters::databases::{
     MysqlAsyncPools, SqlxMysqlPools, SqlxPostgresPools, TestDatabase, TokioPostgresPools,
 };
@@ -19,14 +19,17 @@ const ADD: [&str; 2] =
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_attempt_may_retry_a_serialization_failure() {
-    let world = World::<SqlxPostgresPools>::new(TestDatabase::postgres()).await;
+    let world = NodeOnDatabase::<SqlxPostgresPools>::new(TestDatabase::postgres()).await;
     for level in [Isolation::RepeatableRead, Isolation::Serializable] {
         a_lease_that_moved_since_the_snapshot_means_again(&world, level).await;
     }
     a_commit_that_would_not_serialize_means_again(&world).await;
 }
 
-async fn a_lease_that_moved_since_the_snapshot_means_again<A: Adapter>(world: &World<A>, level: Isolation) {
+async fn a_lease_that_moved_since_the_snapshot_means_again<A: Adapter>(
+    world: &NodeOnDatabase<A>,
+    level: Isolation,
+) {
     let key = format!("{level:?}");
     let isolated = IsolatedDatabase::new(A::open(&world.test_db, 2, PATIENT).await, level);
     let mut attempt = world.begin(&key).await;
@@ -43,7 +46,7 @@ async fn a_lease_that_moved_since_the_snapshot_means_again<A: Adapter>(world: &W
 }
 
 /// Each transaction reads what the other writes.
-async fn a_commit_that_would_not_serialize_means_again<A: Adapter>(world: &World<A>) {
+async fn a_commit_that_would_not_serialize_means_again<A: Adapter>(world: &NodeOnDatabase<A>) {
     let isolated = IsolatedDatabase::new(A::open(&world.test_db, 4, PATIENT).await, Isolation::Serializable);
     let (mut ann, mut bob) = (world.begin("ann").await, world.begin("bob").await);
     let mut anns = ann.join_tx(isolated.begin().await.unwrap()).await.unwrap();
@@ -70,7 +73,7 @@ async fn a_deadlock_costs_one_of_two_keys_a_second_run() {
 }
 
 async fn transfers<A: Adapter>() {
-    let world = World::<A>::new(TestDatabase::postgres()).await;
+    let world = NodeOnDatabase::<A>::new(TestDatabase::postgres()).await;
     world.sql("create table account (id int8 primary key, n int8 not null)").await;
     world.sql("insert into account values (1, 0), (2, 0)").await;
     for level in LEVELS {
@@ -90,7 +93,7 @@ async fn transfers<A: Adapter>() {
 
 /// Returns how often the work ran.
 async fn transfer<A: Adapter>(
-    world: &World<A>,
+    world: &NodeOnDatabase<A>,
     level: Isolation,
     key: &str,
     order: [&'static str; 2],
@@ -135,7 +138,7 @@ async fn a_duplicate_on_another_node_waits_for_the_row_on_mysql() {
 
 /// The second request waits for the row of the first, in another process.
 async fn a_duplicate_waits_for_the_row<A: Adapter>(test_db: TestDatabase) {
-    let world = Arc::new(World::<A>::new(test_db).await);
+    let world = Arc::new(NodeOnDatabase::<A>::new(test_db).await);
     let bob = world.other_node().await;
     for level in LEVELS {
         for ends in ["stored", "refused", "dropped", "in time"] {

@@ -15,11 +15,11 @@ use ibid_core::policy::{OnLapse, Policy};
 use ibid_testkit::mariadb::MariaDb;
 use ibid_testkit::postgres::Postgres;
 
-use super::harness::{Tries, World, answer, is_stored, pay};
+use super::harness::{NodeOnDatabase, Tries, answer, is_stored, pay};
 use crate::adapters::databases::{MysqlAsyncPools, SqlxMysqlPools, SqlxPostgresPools, TestDatabase};
 use crate::adapters::{Adapter, PATIENT, number};
 
-type Sqlx = World<SqlxPostgresPools>;
+type Sqlx = NodeOnDatabase<SqlxPostgresPools>;
 
 /// Counts transactions that wait for their client: one with a call inside it would be in this state meanwhile.
 const OPEN: &str = "select count(*) from pg_stat_activity
@@ -135,7 +135,7 @@ async fn a_session_waits_for_locks_as_before_the_reservation_on_mysql() {
 
 async fn keeps_its_waits<A: Adapter>(url: String) {
     const LOCK_WAIT: &str = "select @@session.innodb_lock_wait_timeout";
-    let world = World::<A>::new(TestDatabase::at(url)).await;
+    let world = NodeOnDatabase::<A>::new(TestDatabase::at(url)).await;
     let db = A::open(&world.test_db, 1, PATIENT).await;
     let inside = world.ibid.begin_inside(world.ask("k"), &db, PATIENT).await.unwrap();
     let Begin::Run(mut inside) = inside else { panic!("{inside:?}") };
@@ -155,7 +155,7 @@ async fn a_session_without_autocommit_is_refused_on_mysql() {
 }
 
 async fn refuses_a_session_without_autocommit<A: Adapter>() {
-    let world = World::<A>::new(TestDatabase::mariadb()).await;
+    let world = NodeOnDatabase::<A>::new(TestDatabase::mariadb()).await;
     let mut attempt = world.begin("k").await;
     let mut tx = world.db.begin().await.unwrap();
     A::by_caller(&mut tx, "set autocommit = 0").await.unwrap();

@@ -18,7 +18,7 @@ use ibid_core::response::Response;
 use serde::{Deserialize, Serialize};
 use tower::{Layer, ServiceExt};
 
-use super::harness::World;
+use super::harness::NodeOnDatabase;
 use super::http_layer::policy;
 use crate::adapters::Adapter;
 use crate::adapters::databases::{
@@ -34,7 +34,7 @@ struct Payment {
 
 /// The state of the handlers.
 struct Shop<A: Adapter> {
-    world: World<A>,
+    world: NodeOnDatabase<A>,
     db: IsolatedDatabase<A::Db>,
     runs: AtomicU32,
     /// Number of the next runs that meet a concurrent update.
@@ -45,7 +45,7 @@ type Shared<A> = State<Arc<Shop<A>>>;
 
 impl<A: Adapter> Shop<A> {
     async fn new(test_db: TestDatabase) -> Arc<Shop<A>> {
-        let world = World::<A>::under(policy(), test_db).await;
+        let world = NodeOnDatabase::<A>::under(policy(), test_db).await;
         world.change_schema("create table account (id int8 primary key, n int8 not null)").await;
         world.sql("insert into account values (1, 0)").await;
         let db = IsolatedDatabase::new(
@@ -372,7 +372,7 @@ async fn send(app: &IdempotencyService<Router>, mode: &str, payment: &Payment) -
 
 #[tokio::test]
 async fn an_owed_response_leaves_the_record_pending() {
-    let world = World::<RusqliteConnections>::new(TestDatabase::sqlite()).await;
+    let world = NodeOnDatabase::<RusqliteConnections>::new(TestDatabase::sqlite()).await;
     let mut attempt = world.begin("owed").await;
     let done = attempt.transact(&world.db, async |mut tx| {
         tx.enqueue(NewEffect::new("charge", "charge", "").owing()).await?;
@@ -385,7 +385,7 @@ async fn an_owed_response_leaves_the_record_pending() {
 
 #[tokio::test]
 async fn a_handle_that_outlives_its_work_commits_nothing() {
-    let world = World::<RusqliteConnections>::new(TestDatabase::sqlite()).await;
+    let world = NodeOnDatabase::<RusqliteConnections>::new(TestDatabase::sqlite()).await;
     let mut attempt = world.begin("elsewhere").await;
     let elsewhere = std::sync::Mutex::new(None);
     let done = attempt.transact(&world.db, async |mut tx: TxHandle<_>| {

@@ -10,8 +10,8 @@ use super::matrix::{Action, Case};
 use super::{LEASE, all_on_postgres, all_on_sqlite};
 use crate::armed_node::ArmedNode;
 use crate::clients::{CompletedRequest, TOKEN, plan_requests, send_until_done};
+use crate::fixture::{DatabaseAndProcessor, Node, TestDatabase, keyless_processor, wait_for};
 use crate::harness::Program;
-use crate::world::{Node, TestDatabase, World, keyless_processor, wait_for};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn keyless_charges_are_called_at_most_once_on_sqlite() {
@@ -63,7 +63,7 @@ fn cases() -> Vec<Keyless> {
 
 /// Runs one case and returns the number of payments.
 async fn run(Keyless { case, care }: Keyless, database: TestDatabase) -> usize {
-    let world = World { database, provider: keyless_processor("") };
+    let world = DatabaseAndProcessor { database, provider: keyless_processor("") };
     let serve = || {
         let mut command = world.serve(LEASE, "100ms", "100ms");
         match care {
@@ -128,7 +128,12 @@ async fn run(Keyless { case, care }: Keyless, database: TestDatabase) -> usize {
 
 /// Asserts that every payment made one call and one charge. A payment that was hit before its call and is still pending
 /// made none.
-async fn assert_called_once(world: &World, case: Case, mut ids: Vec<String>, pending: &[String]) {
+async fn assert_called_once(
+    world: &DatabaseAndProcessor,
+    case: Case,
+    mut ids: Vec<String>,
+    pending: &[String],
+) {
     if case.point == "claim.after" {
         ids.retain(|id| !pending.contains(id));
     }

@@ -6,8 +6,8 @@ use futures_util::future::join;
 use super::{LEASE, all_on_postgres, all_on_sqlite};
 use crate::armed_node::ArmedNode;
 use crate::clients::TOKEN;
+use crate::fixture::{DatabaseAndProcessor, Node, TestDatabase, json, keyless_processor, ride, wait_for};
 use crate::harness::Program;
-use crate::world::{Node, TestDatabase, World, json, keyless_processor, ride, wait_for};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn keyless_rides_are_charged_at_most_once_on_sqlite() {
@@ -45,7 +45,7 @@ enum Ends {
 
 /// Runs one case and returns the number of its rides.
 async fn run(hit: Hit, database: TestDatabase) -> usize {
-    let world = World { database, provider: keyless_processor("") };
+    let world = DatabaseAndProcessor { database, provider: keyless_processor("") };
     let serve = || {
         let mut command = world.serve(LEASE, "100ms", "100ms");
         command.args(hit.flags);
@@ -53,7 +53,7 @@ async fn run(hit: Hit, database: TestDatabase) -> usize {
     };
     let mut armed = ArmedNode::from_command(serve(), hit.failpoint).await;
     let (address, body) = (armed.node.0.address, ride(900));
-    let asking = crate::world::try_post_to(address, "/rides", TOKEN, "k", &body);
+    let asking = crate::fixture::try_post_to(address, "/rides", TOKEN, "k", &body);
     let (answer, ()) = join(asking, armed.wait_until_killed()).await;
     assert!(answer.is_none(), "the node died during the request");
     world.lapse().await;

@@ -11,19 +11,19 @@ use ibid_core::time::Timestamp;
 use tokio_postgres::types::{FromSql, Type};
 use tokio_postgres::{Error, Row};
 
-use super::super::connection::{Connection, Param};
-use super::super::failure::{self, Reach};
+use super::super::connection::{Param, PostgresConnection};
+use super::super::error::{self, PostgresErrorScope};
 use super::super::row::{NestedRow, NestedRows, SqlId};
-use super::super::{KIND, StoreCore, policies};
+use super::super::{KIND, PostgresCore, policies};
 use super::encode::{FinishRow, FreshRow};
 use super::row_location::Tid;
-use crate::store::commit_queue::{FlightBatch, Item, Landing};
+use crate::store::commit_queue::{FlightBatch, FlightOutcome, Item};
 
 /// The changes of a flight, the finishes with the locations of their rows.
 type LocatedBatch = FlightBatch<Tid>;
 
-/// Sends a flight, again without the changes that would fail it. Each change gets a landing.
-pub(super) async fn send_flight(core: &StoreCore, batch: LocatedBatch) -> Vec<(Item, Landing)> {
+/// Sends a flight, again without the changes that would fail it. Each change gets an outcome.
+pub(super) async fn send_flight(core: &PostgresCore, batch: LocatedBatch) -> Vec<(Item, FlightOutcome)> {
     let mut landed = Vec::with_capacity(batch.len());
     let connection = match core.pools.hot(OP).await {
         Ok(connection) => connection,
@@ -42,7 +42,7 @@ pub(super) async fn send_flight(core: &StoreCore, batch: LocatedBatch) -> Vec<(I
         let sent = FlightRequest { core, connection: &connection, batch: &left, looks }.send().await;
         let error = match sent {
             Ok(results) => {
-                landed.extend(left.into_iter().zip(results).map(|((item, _), landing)| (item, landing)));
+                landed.extend(left.into_iter().zip(results).map(|((item, _), outcome)| (item, outcome)));
                 return landed;
             }
             Err(SendError::Doubt) => {
@@ -54,34 +54,35 @@ pub(super) async fn send_flight(core: &StoreCore, batch: LocatedBatch) -> Vec<(I
         };
         // Without a look, an insert also waits for a transaction that has changed the row of a taken id.
         let culprit = Culprit::of(&error);
-        let has_waited = failure::reach(&error) == Reach::Contended && !culprit.is_finish_of(&left);
-        if !looks && (failure::is_taken(&error) || has_waited) {
+        let has_waited =
+            error::scope_of(&error) == PostgresErrorScope::Contended && !culprit.is_finish_of(&left);
+        if !looks && (error::is_taken(&error) || has_waited) {
             // Nothing was written. The same flight finds the taken ids by a look.
             core.taken_ids.note(true);
             looks = true;
             continue;
         }
-        match failure::reach(&error) {
-            Reach::Moment => {
+        match error::scope_of(&error) {
+            PostgresErrorScope::Moment => {
                 let error = Arc::new(error);
                 fail_all(left, &mut landed, || StoreError::transient(KIND, OP, error.clone()));
                 return landed;
             }
-            Reach::Lasting => {
+            PostgresErrorScope::Lasting => {
                 let error = Arc::new(error);
                 fail_all(left, &mut landed, || StoreError::lasting(KIND, OP, error.clone()));
                 return landed;
             }
-            Reach::Contended | Reach::One => {
-                let is_lock = failure::reach(&error) == Reach::Contended;
+            PostgresErrorScope::Contended | PostgresErrorScope::One => {
+                let is_lock = error::scope_of(&error) == PostgresErrorScope::Contended;
                 waits += u32::from(is_lock);
                 let (stays, goes) = split(left, culprit, is_lock, waits);
-                landed.extend(goes.into_iter().map(|(item, _)| (item, Landing::Plain)));
+                landed.extend(goes.into_iter().map(|(item, _)| (item, FlightOutcome::Plain)));
                 left = stays;
             }
         }
     }
-    landed.extend(left.into_iter().map(|(item, _)| (item, Landing::Plain)));
+    landed.extend(left.into_iter().map(|(item, _)| (item, FlightOutcome::Plain)));
     landed
 }
 
@@ -113,8 +114,8 @@ enum Culprit {
 
 impl Culprit {
     fn of(error: &Error) -> Culprit {
-        let tid = || failure::locked_tid(error).and_then(|text| Tid::parse(&text));
-        let id = failure::violated_id(error).map(Culprit::Id);
+        let tid = || error::locked_tid(error).and_then(|text| Tid::parse(&text));
+        let id = error::violated_id(error).map(Culprit::Id);
         id.or_else(|| tid().map(Culprit::Tid)).unwrap_or(Culprit::Unnamed)
     }
 
@@ -134,8 +135,8 @@ impl Culprit {
 
 /// A flight that is being sent.
 struct FlightRequest<'a> {
-    core: &'a StoreCore,
-    connection: &'a Connection,
+    core: &'a PostgresCore,
+    connection: &'a PostgresConnection,
     /// In the order of ids.
     batch: &'a [(Item, Option<Tid>)],
     /// `true` if begins look for taken ids first. Otherwise the statement gets no ids to look for.
@@ -156,8 +157,8 @@ impl From<Error> for SendError {
 }
 
 impl FlightRequest<'_> {
-    /// Sends the flight and returns the landing of each change, in their order.
-    async fn send(&self) -> Result<Vec<Landing>, SendError> {
+    /// Sends the flight and returns the outcome of each change, in their order.
+    async fn send(&self) -> Result<Vec<FlightOutcome>, SendError> {
         let numbers = self.core.policies.of(self.batch.iter().map(|(item, _)| &*item.change));
         policies::ensure_stored(self.connection, &numbers.0).await?;
         let [fresh, finish] = self.connection.row_types().await?.clone();
@@ -196,7 +197,7 @@ impl FlightRequest<'_> {
         let Some(row) = rows.first() else {
             // A pooler gave us another session than before.
             self.connection.set_has_settings(false);
-            return Ok(self.batch.iter().map(|_| Landing::Plain).collect());
+            return Ok(self.batch.iter().map(|_| FlightOutcome::Plain).collect());
         };
         let now = Timestamp::from_micros(row.try_get(0)?);
         let (tids, done): (Vec<Tid>, Vec<i64>) = (column(row, 1)?, column(row, 2)?);
@@ -208,39 +209,45 @@ impl FlightRequest<'_> {
         let policies = policies::learn(&self.core.policies, self.connection, named).await?;
         let taken = taken.iter().filter_map(|row| Some((row.id()?, row.to_stored(&policies, now)))).collect();
         let results = Results { now, tids, done, taken, all_done: finishes.len(), begun: begins.len() };
-        Ok(self.landings(results, &begins))
+        Ok(self.outcomes(results, &begins))
     }
 
-    fn landings(&self, mut results: Results, begins: &[FreshRow<'_>]) -> Vec<Landing> {
+    fn outcomes(&self, mut results: Results, begins: &[FreshRow<'_>]) -> Vec<FlightOutcome> {
         let stamp = Stamp { now: results.now };
         let all_done = results.done.len() == results.all_done;
         // All begins whose ids were free were inserted, in the order in which they were sent.
         let are_begun = results.tids.len() + results.taken.len() == results.begun;
         let mut tids = results.tids.iter();
         let mut begins = begins.iter();
-        let landing = |(item, tid): &(Item, Option<Tid>)| {
+        let outcome = |(item, tid): &(Item, Option<Tid>)| {
             let change = &item.change;
             if tid.is_some() {
                 let is_done = all_done || results.done.contains(&bits(change.nonce));
-                return if is_done { Landing::Reply(Ok(Commit::Done(stamp))) } else { Landing::Plain };
+                return if is_done {
+                    FlightOutcome::Reply(Ok(Commit::Done(stamp)))
+                } else {
+                    FlightOutcome::Plain
+                };
             }
             let begin = begins.next();
             if let Some(at) = results.taken.iter().position(|(id, _)| *id == change.id) {
                 return match results.taken.swap_remove(at).1 {
-                    Ok(stored) => Landing::Reply(Ok(Commit::Conflict(Some(Box::new(stored))))),
+                    Ok(stored) => FlightOutcome::Reply(Ok(Commit::Conflict(Some(Box::new(stored))))),
                     // The row keeps this change from being written.
-                    Err(reason) => Landing::Reply(Err(StoreError::lasting(KIND, OP, reason).unwritten())),
+                    Err(reason) => {
+                        FlightOutcome::Reply(Err(StoreError::lasting(KIND, OP, reason).unwritten()))
+                    }
                 };
             }
             match (begin, tids.next()) {
                 (Some(begin), Some(tid)) if are_begun => {
                     self.core.locations.insert(change, begin.draft, begin.policy, *tid);
-                    Landing::Reply(Ok(Commit::Done(stamp)))
+                    FlightOutcome::Reply(Ok(Commit::Done(stamp)))
                 }
-                _ => Landing::Plain,
+                _ => FlightOutcome::Plain,
             }
         };
-        self.batch.iter().map(landing).collect()
+        self.batch.iter().map(outcome).collect()
     }
 }
 
@@ -267,8 +274,12 @@ fn column<'r, T: FromSql<'r> + Default>(row: &'r Row, index: usize) -> Result<T,
     }
 }
 
-fn fail_all(batch: LocatedBatch, landed: &mut Vec<(Item, Landing)>, mut error: impl FnMut() -> StoreError) {
-    landed.extend(batch.into_iter().map(|(item, _)| (item, Landing::Reply(Err(error())))));
+fn fail_all(
+    batch: LocatedBatch,
+    landed: &mut Vec<(Item, FlightOutcome)>,
+    mut error: impl FnMut() -> StoreError,
+) {
+    landed.extend(batch.into_iter().map(|(item, _)| (item, FlightOutcome::Reply(Err(error())))));
 }
 
 /// Returns a function that gives each change of a flight the same error.
@@ -321,16 +332,16 @@ bodies as (
             &flight[start..start + flight[start..].find(to).expect("it ends here")]
         };
         let (clock, end) = (part("with clock", "taken as"), "\nfrom clock c");
-        let begun = part("begun as", ",\ndone as");
+        let begin_part = part("begun as", ",\ndone as");
         let look = "  where w.id <> all (array(select id from taken))\n";
-        assert!(begun.contains(look), "begins look for taken ids as this test expects");
+        assert!(begin_part.contains(look), "begins look for taken ids as this test expects");
         let done = part("done as", "select c.now").replace("$2", "$1");
         assert_eq!(
             [FLIGHT_BEGIN, FLIGHT_FINISH].map(statement),
             [
                 format!(
                     "{clock}{}\nselect c.now, array(select tid from begun){end}",
-                    begun.replace(look, "")
+                    begin_part.replace(look, "")
                 ),
                 format!("{clock}{done}select c.now, null::tid[], array(select nonce from done){end}"),
             ]

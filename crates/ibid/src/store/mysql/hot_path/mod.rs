@@ -7,11 +7,11 @@ use ibid_core::change::{Change, Expect, InstantChange};
 use ibid_core::row::INLINE_BODY_MAX;
 
 use super::{KIND, MysqlCore};
-use crate::store::commit_queue::{Committer, FlightBatch, Item, Landing, LockWait, Path, PlainOutcome};
+use crate::store::commit_queue::{Committer, FlightBatch, FlightOutcome, Item, LockWait, Path, PlainOutcome};
 
 impl Committer for MysqlCore {
     /// A row is found by its id.
-    type Place = ();
+    type RowLocation = ();
 
     const KIND: &'static str = KIND;
 
@@ -26,7 +26,7 @@ impl Committer for MysqlCore {
         }
     }
 
-    async fn send_flight(&self, batch: FlightBatch<()>) -> Vec<(Item, Landing)> {
+    async fn send_flight(&self, batch: FlightBatch<()>) -> Vec<(Item, FlightOutcome)> {
         send_flight::send(self, batch).await
     }
 

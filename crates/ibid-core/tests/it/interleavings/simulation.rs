@@ -1,4 +1,4 @@
-//! The world of the model: all actors that use one key, the store, the network and time.
+//! The simulation: all actors that use one key, the store, the network and time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::upstream::{Delivery, Upstream};
 use super::watch::{Watch, check_decision};
 
 /// One key, all actors that use it, and the upstream behind it.
-pub(super) struct World {
+pub(super) struct Simulation {
     pub(super) shelf: StoryStore,
     /// Real time since the start, in seconds; the store's clock is this plus its error.
     pub(super) real: u64,
@@ -75,14 +75,14 @@ pub(super) struct Run {
     pub(super) delivery: Option<Delivery>,
 }
 
-impl World {
-    pub(super) fn new(configured: usize, jumpy: bool) -> World {
+impl Simulation {
+    pub(super) fn new(configured: usize, jumpy: bool) -> Simulation {
         use Kind::{Client, Effect, Operator, Reaper, Reconciler, Sweeper, Webhook, Worker};
         let kinds = [
             Client, Client, Client, Client, Worker, Worker, Sweeper, Sweeper, Reaper, Reconciler, Reconciler,
             Webhook, Operator, Effect,
         ];
-        World {
+        Simulation {
             shelf: StoryStore::new(),
             real: 0,
             jumpy,
@@ -99,7 +99,7 @@ impl World {
         }
     }
 
-    /// Makes one step of one actor, or of the world itself.
+    /// Makes one step of one actor, or of the simulated surroundings.
     pub(super) fn step(&mut self, who: u8, how: u8, luck: u8) {
         let (who, all) = (usize::from(who) % 64, self.actors.len());
         // All actors move; clients, workers and those that settle move most, and time moves often.

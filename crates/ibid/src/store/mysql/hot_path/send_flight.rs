@@ -11,17 +11,17 @@ use ibid_core::store::StoreError;
 use ibid_core::time::Timestamp;
 use mysql_async::Error;
 
-use super::super::batch;
 use super::super::connection::MysqlConnection;
-use super::super::error::{self, MysqlFailureReach};
+use super::super::error::{self, MysqlErrorScope};
 use super::super::row::DbRow;
+use super::super::row_source;
 use super::super::{KIND, MysqlCore, literal, policies, row};
 use super::statement::{self, FlightColumn, FlightRow, RowList};
-use crate::store::commit_queue::{FlightBatch, Item, Landing};
+use crate::store::commit_queue::{FlightBatch, FlightOutcome, Item};
 use crate::store::policy_cache::BatchPolicies;
 
-/// Sends a flight, in parts if it is too large for one packet. Each change gets a landing.
-pub(super) async fn send(core: &MysqlCore, batch: FlightBatch<()>) -> Vec<(Item, Landing)> {
+/// Sends a flight, in parts if it is too large for one packet. Each change gets an outcome.
+pub(super) async fn send(core: &MysqlCore, batch: FlightBatch<()>) -> Vec<(Item, FlightOutcome)> {
     let mut connection = match core.pools.hot(OP).await {
         Ok(connection) => connection,
         Err(error) => {
@@ -30,14 +30,14 @@ pub(super) async fn send(core: &MysqlCore, batch: FlightBatch<()>) -> Vec<(Item,
                 true => StoreError::transient(KIND, OP, error.clone()).unwritten(),
                 false => StoreError::lasting(KIND, OP, error.clone()).unwritten(),
             };
-            return batch.into_iter().map(|(item, _)| (item, Landing::Reply(Err(failed())))).collect();
+            return batch.into_iter().map(|(item, _)| (item, FlightOutcome::Reply(Err(failed())))).collect();
         }
     };
     let (mut landed, mut parts) = (Vec::with_capacity(batch.len()), vec![batch]);
     while let Some(part) = parts.pop() {
         match send_part(core, &mut connection, &part).await {
-            Ok(landings) => {
-                landed.extend(part.into_iter().zip(landings).map(|((item, _), landing)| (item, landing)))
+            Ok(outcomes) => {
+                landed.extend(part.into_iter().zip(outcomes).map(|((item, _), outcome)| (item, outcome)))
             }
             Err(FlightError::TooLarge) if part.len() > 1 => {
                 let mut first = part;
@@ -46,22 +46,22 @@ pub(super) async fn send(core: &MysqlCore, batch: FlightBatch<()>) -> Vec<(Item,
             }
             // The plain path has smaller packets, and tells which change can't be stored or has to wait.
             Err(FlightError::TooLarge) => {
-                landed.extend(part.into_iter().map(|(item, _)| (item, Landing::Plain)))
+                landed.extend(part.into_iter().map(|(item, _)| (item, FlightOutcome::Plain)))
             }
             Err(FlightError::Server(error)) => {
-                let (reach, error) = (error::reach(&error), Arc::new(error));
+                let (scope, error) = (error::scope_of(&error), Arc::new(error));
                 landed.extend(part.into_iter().map(|(item, _)| {
-                    let landing = match reach {
+                    let outcome = match scope {
                         // Nothing was written: the transaction was rolled back.
-                        MysqlFailureReach::Contended | MysqlFailureReach::One => Landing::Plain,
-                        MysqlFailureReach::Moment => {
-                            Landing::Reply(Err(StoreError::transient(KIND, OP, error.clone())))
+                        MysqlErrorScope::Contended | MysqlErrorScope::One => FlightOutcome::Plain,
+                        MysqlErrorScope::Moment => {
+                            FlightOutcome::Reply(Err(StoreError::transient(KIND, OP, error.clone())))
                         }
-                        MysqlFailureReach::Lasting => {
-                            Landing::Reply(Err(StoreError::lasting(KIND, OP, error.clone())))
+                        MysqlErrorScope::Lasting => {
+                            FlightOutcome::Reply(Err(StoreError::lasting(KIND, OP, error.clone())))
                         }
                     };
-                    (item, landing)
+                    (item, outcome)
                 }));
             }
         }
@@ -82,12 +82,12 @@ impl From<Error> for FlightError {
     }
 }
 
-/// Sends a part of a flight, and again after a deadlock, with the same nonces. Returns the landing of each change.
+/// Sends a part of a flight, and again after a deadlock, with the same nonces. Returns the outcome of each change.
 async fn send_part(
     core: &MysqlCore,
     connection: &mut MysqlConnection,
     batch: &FlightBatch<()>,
-) -> Result<Vec<Landing>, FlightError> {
+) -> Result<Vec<FlightOutcome>, FlightError> {
     let numbers = core.policies.of(batch.iter().map(|(item, _)| &*item.change));
     policies::ensure_stored(connection, &numbers.0).await?;
     let has_returning = connection.server.is_mariadb && !core.target.options.portable_statements;
@@ -104,25 +104,25 @@ async fn send_part(
             Err(error) => return Err(error.into()),
         }
     };
-    let mut landings: Vec<Option<Landing>> = batch.iter().map(|_| None).collect();
+    let mut outcomes: Vec<Option<FlightOutcome>> = batch.iter().map(|_| None).collect();
     let mut nonces: Vec<(i64, usize)> =
         batch.iter().enumerate().map(|(nth, (item, _))| (bits(item.change.nonce), nth)).collect();
     nonces.sort_unstable();
     for (nonce, now) in rows.iter().filter_map(written) {
         if let Ok(found) = nonces.binary_search_by_key(&nonce, |(nonce, _)| *nonce) {
             let stamp = Stamp { now: Timestamp::from_micros(now) };
-            landings[nonces[found].1] = Some(Landing::Reply(Ok(Commit::Done(stamp))));
+            outcomes[nonces[found].1] = Some(FlightOutcome::Reply(Ok(Commit::Done(stamp))));
         }
     }
-    if landings.iter().any(Option::is_none) {
-        let lost = batch.iter().zip(&landings).filter(|(_, landing)| landing.is_none());
+    if outcomes.iter().any(Option::is_none) {
+        let lost = batch.iter().zip(&outcomes).filter(|(_, outcome)| outcome.is_none());
         let ids: Vec<RecordId> = lost.map(|((item, _), _)| item.change.id).collect();
         let mut stored = load(core, connection, &ids).await?;
-        for ((item, _), landing) in batch.iter().zip(&mut landings).filter(|(_, landing)| landing.is_none()) {
-            *landing = Some(lost_landing(&item.change, stored.remove(&item.change.id)));
+        for ((item, _), outcome) in batch.iter().zip(&mut outcomes).filter(|(_, outcome)| outcome.is_none()) {
+            *outcome = Some(lost_outcome(&item.change, stored.remove(&item.change.id)));
         }
     }
-    Ok(landings.into_iter().map(|landing| landing.unwrap_or(Landing::Plain)).collect())
+    Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or(FlightOutcome::Plain)).collect())
 }
 
 /// Reads a row of `returning.sql` or `written.sql`: the nonce of a record, and the instant of this flight if the flight has
@@ -132,19 +132,23 @@ fn written(row: &DbRow) -> Option<(i64, i64)> {
     Some((nonce?, now?))
 }
 
-/// Returns the landing of a change that was not written, by what is stored.
-fn lost_landing(
+/// Returns the outcome of a change that was not written, by what is stored.
+fn lost_outcome(
     change: &ibid_core::change::Change,
     stored: Option<Result<StoredRecord, UnreadableRowError>>,
-) -> Landing {
+) -> FlightOutcome {
     match (change.expect, stored) {
         // The row keeps this change from being written.
-        (_, Some(Err(reason))) => Landing::Reply(Err(StoreError::lasting(KIND, OP, reason).unwritten())),
+        (_, Some(Err(reason))) => {
+            FlightOutcome::Reply(Err(StoreError::lasting(KIND, OP, reason).unwritten()))
+        }
         // It went, or it is what the change expects, between two statements: ask again.
-        (Expect::Absent, None) => Landing::Plain,
-        (Expect::Version(version), Some(Ok(stored))) if stored.record.version == version => Landing::Plain,
-        (_, Some(Ok(stored))) => Landing::Reply(Ok(Commit::Conflict(Some(Box::new(stored))))),
-        (_, None) => Landing::Reply(Ok(Commit::Conflict(None))),
+        (Expect::Absent, None) => FlightOutcome::Plain,
+        (Expect::Version(version), Some(Ok(stored))) if stored.record.version == version => {
+            FlightOutcome::Plain
+        }
+        (_, Some(Ok(stored))) => FlightOutcome::Reply(Ok(Commit::Conflict(Some(Box::new(stored))))),
+        (_, None) => FlightOutcome::Reply(Ok(Commit::Conflict(None))),
     }
 }
 
@@ -153,7 +157,7 @@ async fn load(
     connection: &mut MysqlConnection,
     ids: &[RecordId],
 ) -> Result<HashMap<RecordId, Result<StoredRecord, UnreadableRowError>>, Error> {
-    let source = batch::ids(ids.iter().map(|id| &id.as_bytes()[..]));
+    let source = row_source::ids(ids.iter().map(|id| &id.as_bytes()[..]));
     let rows = connection.run(&source.within(include_str!("landed.sql"))).await?;
     let policies = policies::learn(&core.policies, connection, row::policies_of(&rows)).await?;
     Ok(rows.iter().filter_map(|row| Some((row::id_of(row)?, row::read_stored(&policies, row)))).collect())

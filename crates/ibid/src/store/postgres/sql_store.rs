@@ -9,13 +9,13 @@ use ibid_core::time::Timestamp;
 use tokio_postgres::types::Type;
 
 use super::connection::Param;
-use super::failure::store_error;
-use super::plain::StoreTx;
+use super::error::store_error;
+use super::plain_path::PostgresStoreTx;
 use super::read::get;
-use super::{KIND, StoreCore, policies};
+use super::{KIND, PostgresCore, policies};
 use crate::driver::pg_client;
 
-impl SqlStore for StoreCore {
+impl SqlStore for PostgresCore {
     fn dialect(&self) -> Dialect {
         Dialect::Postgres
     }
@@ -63,7 +63,7 @@ impl SqlStore for StoreCore {
             let client = connection.client();
             let done = async {
                 client.batch_execute(BEGIN_WORK).await.map_err(pg_client::failure)?;
-                match work(&mut StoreTx(client)).await {
+                match work(&mut PostgresStoreTx(client)).await {
                     Ok(()) => {
                         connection.forget_warnings();
                         client.batch_execute("select 1; commit").await.map_err(pg_client::failure)

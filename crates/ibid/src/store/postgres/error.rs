@@ -9,7 +9,7 @@ use super::KIND;
 
 /// The extent of a failure: the changes that it affects, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reach {
+pub(super) enum PostgresErrorScope {
     /// Another transaction held a lock for too long, or two waited for each other. Other changes may succeed.
     Contended,
     /// This change cannot be stored. Other changes can.
@@ -20,34 +20,34 @@ pub(super) enum Reach {
     Lasting,
 }
 
-/// Returns the reach of `error`.
-pub(super) fn reach(error: &Error) -> Reach {
+/// Returns the scope of `error`.
+pub(super) fn scope_of(error: &Error) -> PostgresErrorScope {
     match error.code() {
         Some(code) => of_code(code),
         // The server did not report it: the connection broke, or the reply cannot be read.
-        None => Reach::Moment,
+        None => PostgresErrorScope::Moment,
     }
 }
 
-fn of_code(code: &SqlState) -> Reach {
+fn of_code(code: &SqlState) -> PostgresErrorScope {
     match *code {
         SqlState::LOCK_NOT_AVAILABLE | SqlState::T_R_DEADLOCK_DETECTED | SqlState::T_R_SERIALIZATION_FAILURE => {
-            return Reach::Contended;
+            return PostgresErrorScope::Contended;
         }
         // A primary that became a standby, or the other way round a moment from now.
         SqlState::READ_ONLY_SQL_TRANSACTION
         // Behind a pooler the next statement may meet another session; a migration may have passed by.
         | SqlState::INVALID_SQL_STATEMENT_NAME
         | SqlState::DUPLICATE_PSTATEMENT
-        | SqlState::FEATURE_NOT_SUPPORTED => return Reach::Moment,
+        | SqlState::FEATURE_NOT_SUPPORTED => return PostgresErrorScope::Moment,
         _ => {}
     }
     match code.code().get(..2) {
         // Of the connection, of resources (disk, memory, connections), of an operator, of the operating system.
-        Some("08" | "53" | "57" | "58") => Reach::Moment,
+        Some("08" | "53" | "57" | "58") => PostgresErrorScope::Moment,
         // Of the data, of a constraint that an operator added, of a limit, and internal errors of the server.
-        Some("22" | "23" | "54" | "XX") => Reach::One,
-        _ => Reach::Lasting,
+        Some("22" | "23" | "54" | "XX") => PostgresErrorScope::One,
+        _ => PostgresErrorScope::Lasting,
     }
 }
 
@@ -100,14 +100,16 @@ pub(super) fn spoils_connection(error: &Error) -> bool {
     // numbers.
     let unforeseen = error.code().is_some_and(|code| code.code().starts_with("XX"));
     // After a time-out the session is as good as before.
-    unforeseen || !is_timeout(error) && !matches!(reach(error), Reach::Contended | Reach::One)
+    unforeseen
+        || !is_timeout(error)
+            && !matches!(scope_of(error), PostgresErrorScope::Contended | PostgresErrorScope::One)
 }
 
 /// Returns the error as the caller of a store sees it.
 pub(super) fn store_error(op: &'static str, error: Error) -> StoreError {
-    match reach(&error) {
-        Reach::Contended | Reach::Moment => StoreError::transient(KIND, op, error),
-        Reach::One | Reach::Lasting => StoreError::lasting(KIND, op, error),
+    match scope_of(&error) {
+        PostgresErrorScope::Contended | PostgresErrorScope::Moment => StoreError::transient(KIND, op, error),
+        PostgresErrorScope::One | PostgresErrorScope::Lasting => StoreError::lasting(KIND, op, error),
     }
 }
 
@@ -119,16 +121,16 @@ mod tests {
     fn an_error_code_tells_how_far_it_reaches() {
         let of = |code| of_code(&SqlState::from_code(code));
         for contended in ["55P03", "40P01", "40001"] {
-            assert_eq!(of(contended), Reach::Contended, "{contended}");
+            assert_eq!(of(contended), PostgresErrorScope::Contended, "{contended}");
         }
         for passing in ["57P01", "57P02", "57P03", "57014", "53300", "53100", "08006", "25006", "58030"] {
-            assert_eq!(of(passing), Reach::Moment, "{passing}");
+            assert_eq!(of(passing), PostgresErrorScope::Moment, "{passing}");
         }
         for one in ["22021", "23514", "54000", "XX000"] {
-            assert_eq!(of(one), Reach::One, "{one}");
+            assert_eq!(of(one), PostgresErrorScope::One, "{one}");
         }
         for lasting in ["42P01", "42501", "28P01", "3D000"] {
-            assert_eq!(of(lasting), Reach::Lasting, "{lasting}");
+            assert_eq!(of(lasting), PostgresErrorScope::Lasting, "{lasting}");
         }
     }
 

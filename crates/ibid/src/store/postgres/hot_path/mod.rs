@@ -8,14 +8,14 @@ mod taken_ids;
 use ibid_core::change::{Change, Draft};
 
 use self::row_location::Tid;
-use super::{KIND, StoreCore};
-use crate::store::commit_queue::{Committer, FlightBatch, Item, Landing, LockWait, Path, PlainOutcome};
+use super::{KIND, PostgresCore};
+use crate::store::commit_queue::{Committer, FlightBatch, FlightOutcome, Item, LockWait, Path, PlainOutcome};
 
 pub(super) use self::row_location::RowLocations;
 pub(super) use self::taken_ids::TakenIds;
 
-impl Committer for StoreCore {
-    type Place = Tid;
+impl Committer for PostgresCore {
+    type RowLocation = Tid;
 
     const KIND: &'static str = KIND;
 
@@ -30,7 +30,7 @@ impl Committer for StoreCore {
         self.locations.take(change, policy).map_or(Path::Plain, Path::Finish)
     }
 
-    async fn send_flight(&self, batch: FlightBatch<Tid>) -> Vec<(Item, Landing)> {
+    async fn send_flight(&self, batch: FlightBatch<Tid>) -> Vec<(Item, FlightOutcome)> {
         send_flight::send_flight(self, batch).await
     }
 

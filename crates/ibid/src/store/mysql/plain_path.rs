@@ -9,7 +9,7 @@ use ibid_core::sql::{Param, SqlError, SqlTx, Statement};
 use ibid_core::store::StoreError;
 
 use super::connection::{MysqlConnection, MysqlStoreTx};
-use super::error::{self, MysqlFailureReach};
+use super::error::{self, MysqlErrorScope};
 use super::{KIND, MysqlCore, policies};
 use crate::record_sql::{self, WriteOptions};
 use crate::store::commit_queue::{LockWait, PlainOutcome};
@@ -41,19 +41,17 @@ impl MysqlCore {
                 PlainOutcome::Result(Err(error))
             }
             Ok(outcome) => outcome,
-            Err(error) => match error::reach_of_sql(&error) {
-                MysqlFailureReach::Contended if wait == LockWait::Prompt => PlainOutcome::Contended,
+            Err(error) => match error::scope_of_sql(&error) {
+                MysqlErrorScope::Contended if wait == LockWait::Prompt => PlainOutcome::Contended,
                 // It was rolled back.
-                MysqlFailureReach::Contended => {
+                MysqlErrorScope::Contended => {
                     PlainOutcome::Result(Err(StoreError::row_locked(KIND, OP, error)))
                 }
-                MysqlFailureReach::One => {
+                MysqlErrorScope::One => {
                     PlainOutcome::Result(Err(StoreError::lasting(KIND, OP, error).unwritten()))
                 }
-                MysqlFailureReach::Lasting => PlainOutcome::Result(Err(StoreError::lasting(KIND, OP, error))),
-                MysqlFailureReach::Moment => {
-                    PlainOutcome::Result(Err(StoreError::transient(KIND, OP, error)))
-                }
+                MysqlErrorScope::Lasting => PlainOutcome::Result(Err(StoreError::lasting(KIND, OP, error))),
+                MysqlErrorScope::Moment => PlainOutcome::Result(Err(StoreError::transient(KIND, OP, error))),
             },
         }
     }

@@ -108,13 +108,13 @@ macro_rules! on_both_databases {
         mod sqlite {
             $(#[tokio::test]
             async fn $test() {
-                super::$test(crate::world::TestDatabase::sqlite()).await;
+                super::$test(crate::fixture::TestDatabase::sqlite()).await;
             })*
         }
         mod postgres {
             $(#[tokio::test]
             async fn $test() {
-                super::$test(crate::world::TestDatabase::postgres()).await;
+                super::$test(crate::fixture::TestDatabase::postgres()).await;
             })*
         }
     };
@@ -129,14 +129,14 @@ pub(crate) fn keyless_processor(faults: &str) -> CardProcessor {
 }
 
 /// A database and a processor. The test starts and kills nodes on them.
-pub(crate) struct World {
+pub(crate) struct DatabaseAndProcessor {
     pub(crate) database: TestDatabase,
     pub(crate) provider: CardProcessor,
 }
 
-impl World {
-    pub(crate) fn new(database: TestDatabase, faults: &str) -> World {
-        World { database, provider: CardProcessor::with_faults(faults) }
+impl DatabaseAndProcessor {
+    pub(crate) fn new(database: TestDatabase, faults: &str) -> DatabaseAndProcessor {
+        DatabaseAndProcessor { database, provider: CardProcessor::with_faults(faults) }
     }
 
     /// Starts a node with this lease. Its chores run every 100 ms, so that tests need not wait for them.

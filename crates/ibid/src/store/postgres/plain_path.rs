@@ -12,9 +12,9 @@ use ibid_core::sql::{Dialect, Param, SqlError, SqlRow, SqlTx, Statement};
 use ibid_core::store::{BoxFuture, StoreError};
 use tokio_postgres::{Client, Error};
 
-use super::connection::{Connection, OPEN_HOT};
-use super::failure::{self, Reach};
-use super::{KIND, StoreCore, evidence, policies, read, sql_side};
+use super::connection::{OPEN_HOT, PostgresConnection};
+use super::error::{self, PostgresErrorScope};
+use super::{KIND, PostgresCore, evidence, policies, read, sql_store};
 use crate::driver::pg_client;
 use crate::record_sql::{self, WriteOptions};
 use crate::store::commit_queue::{LockWait, PlainOutcome};
@@ -26,7 +26,7 @@ enum TryOutcome {
     Missed,
 }
 
-impl StoreCore {
+impl PostgresCore {
     /// Commits one change, or finds the record that keeps it from being written.
     pub(super) async fn commit_alone(&self, change: &Change, wait: LockWait) -> PlainOutcome {
         if let Some(reason) = refusal(change) {
@@ -38,15 +38,19 @@ impl StoreCore {
         };
         match self.commit_on(&connection, change, wait).await {
             Ok(result) => PlainOutcome::Result(result),
-            Err(error) => match error.reach() {
-                Reach::Contended if wait == LockWait::Prompt => PlainOutcome::Contended,
+            Err(error) => match error.scope() {
+                PostgresErrorScope::Contended if wait == LockWait::Prompt => PlainOutcome::Contended,
                 // The server has rolled back.
-                Reach::Contended => PlainOutcome::Result(Err(StoreError::row_locked(KIND, OP, error))),
-                Reach::One => PlainOutcome::Result(Err(StoreError::lasting(KIND, OP, error).unwritten())),
-                reach => {
+                PostgresErrorScope::Contended => {
+                    PlainOutcome::Result(Err(StoreError::row_locked(KIND, OP, error)))
+                }
+                PostgresErrorScope::One => {
+                    PlainOutcome::Result(Err(StoreError::lasting(KIND, OP, error).unwritten()))
+                }
+                scope => {
                     connection.set_spoilt(true);
-                    PlainOutcome::Result(Err(match reach {
-                        Reach::Lasting => StoreError::lasting(KIND, OP, error),
+                    PlainOutcome::Result(Err(match scope {
+                        PostgresErrorScope::Lasting => StoreError::lasting(KIND, OP, error),
                         _ => StoreError::transient(KIND, OP, error),
                     }))
                 }
@@ -57,7 +61,7 @@ impl StoreCore {
     /// Tries until the change is written or a record is found that keeps it from that.
     async fn commit_on(
         &self,
-        connection: &Connection,
+        connection: &PostgresConnection,
         change: &Change,
         wait: LockWait,
     ) -> Result<Result<Commit, StoreError>, PlainError> {
@@ -103,7 +107,7 @@ impl StoreCore {
 
     async fn try_once(
         &self,
-        connection: &Connection,
+        connection: &PostgresConnection,
         change: &Change,
         policy: i64,
         wait: LockWait,
@@ -111,7 +115,7 @@ impl StoreCore {
         let (open, client) = (opening(wait), connection.client());
         let options = WriteOptions::of(self);
         if is_row_only(change) {
-            let mut tx = StoreTx(client);
+            let mut tx = PostgresStoreTx(client);
             // The three are sent together, in this order.
             let (opened, applied, closed) = join3(
                 connection.run(open),
@@ -138,12 +142,12 @@ impl StoreCore {
     /// Applies a change that writes more than its row.
     async fn apply_all(
         &self,
-        connection: &Connection,
+        connection: &PostgresConnection,
         change: &Change,
         policy: i64,
         options: WriteOptions,
     ) -> Result<TryOutcome, PlainError> {
-        let mut tx = StoreTx(connection.client());
+        let mut tx = PostgresStoreTx(connection.client());
         let before = match change.expect {
             Expect::Absent | Expect::Anything => None,
             // The write names this version, so what is read here is what it replaces.
@@ -168,11 +172,11 @@ impl StoreCore {
     /// Adds the history of a change without a draft, if its precondition holds.
     async fn apply_history(
         &self,
-        connection: &Connection,
+        connection: &PostgresConnection,
         change: &Change,
         before: Option<&Record>,
     ) -> Result<Option<Stamp>, PlainError> {
-        let mut tx = StoreTx(connection.client());
+        let mut tx = PostgresStoreTx(connection.client());
         let expected = before.map(|record| record.version);
         if change.expect != Expect::Anything {
             // The lock keeps the record at its version until the commit.
@@ -193,9 +197,9 @@ impl StoreCore {
 }
 
 /// A transaction of the store's own.
-pub(super) struct StoreTx<'c>(pub(super) &'c Client);
+pub(super) struct PostgresStoreTx<'c>(pub(super) &'c Client);
 
-impl SqlTx for StoreTx<'_> {
+impl SqlTx for PostgresStoreTx<'_> {
     fn dialect(&self) -> Dialect {
         Dialect::Postgres
     }
@@ -227,11 +231,13 @@ enum PlainError {
 }
 
 impl PlainError {
-    fn reach(&self) -> Reach {
+    fn scope(&self) -> PostgresErrorScope {
         match self {
-            PlainError::Driver(error) => failure::reach(error),
+            PlainError::Driver(error) => error::scope_of(error),
             // Without one, the row is not what its statement promises.
-            PlainError::Sql(error) => sql_side::driver_error(error).map_or(Reach::One, failure::reach),
+            PlainError::Sql(error) => {
+                sql_store::driver_error(error).map_or(PostgresErrorScope::One, error::scope_of)
+            }
         }
     }
 }

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use ibid::store::redis::{RedisOptions, RedisStore};
 use ibid_core::change::{Change, Commit, Expect, History, HistoryKind};
-use ibid_core::evidence::{EventName, Evidence, EvidenceStore, EvidenceSubject};
+use ibid_core::evidence::{EventName, Evidence, EvidenceQuery, EvidenceStore, EvidenceSubject};
 use ibid_core::machine::Observation;
+use ibid_core::scope::RecordId;
 use ibid_core::store::{BrowseStore, Durability, RenewOutcome, SetOutcome, Store, StoreError};
 use ibid_testkit::contract::{LONG, finish_with, load};
 use ibid_testkit::redis::{Redis, RedisCluster};
@@ -329,6 +330,35 @@ async fn the_pointer_of_evidence_that_was_never_stored_expires() {
                   for _, key in ipairs(pointers) do if redis.call('PTTL', key) > 0 then n = n + 1 end end \
                   return n .. ' of ' .. #pointers";
     assert_eq!(server.cli(&["EVAL", script, "0"]), "1 of 1");
+}
+
+/// T1 purges evidence, and dies after it has removed the pointer. The event is delivered again, about another record.
+#[tokio::test]
+async fn a_purge_that_ended_midway_leaves_the_next_event_alone() {
+    let server = Redis::start();
+    let store = open(&server.url()).await;
+    let name = EventName { source: "psp".into(), event: "event".into() };
+    let about = |id: RecordId| Evidence {
+        name: name.clone(),
+        about: EvidenceSubject::Record(id),
+        owner: None,
+        what: Observation::NotExecuted,
+        age: Duration::ZERO,
+    };
+    let (first, second, third) = (about(begin().id), about(begin().id), about(begin().id));
+    store.insert_evidence(first, Duration::from_millis(1)).await.expect("it is stored");
+    let script = "return redis.call('DEL', redis.call('KEYS', 'ibid{??}n*')[1])";
+    assert_eq!(server.cli(&["EVAL", script, "0"]), "1");
+    let (stored, is_new) = store.insert_evidence(second.clone(), LONG).await.expect("it is stored");
+    assert!(is_new, "its event was forgotten");
+    while store.purge_evidence(10).await.expect("a purge succeeds") == 0 {
+        tokio::task::yield_now().await;
+    }
+    let known = store.insert_evidence(third, LONG).await.expect("it answers");
+    assert_eq!(known, (stored, false), "the event counts once");
+    store.dismiss_evidence(vec![name]).await.expect("it is dismissed");
+    let open = store.open_evidence(EvidenceQuery::Of(second.about.id()), None, 10).await.expect("it answers");
+    assert!(open.items.is_empty(), "{open:?}");
 }
 
 /// Opens a store that looks at its server again all the time.

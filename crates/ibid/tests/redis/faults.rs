@@ -284,9 +284,12 @@ async fn nothing_begins_on_a_server_that_became_weaker() {
     let server = Redis::start();
     let store = open_watching(&server.url()).await;
     let completed = put(&store, &finish_with(&*put(&store, &begin()).await, b"done")).await;
-    for (name, weaker, before) in
-        [("appendfsync", "everysec", "always"), ("maxmemory-policy", "allkeys-lru", "noeviction")]
-    {
+    for (name, weaker, before) in [
+        ("appendonly", "no", "yes"),
+        ("appendfsync", "everysec", "always"),
+        ("no-appendfsync-on-rewrite", "yes", "no"),
+        ("maxmemory-policy", "allkeys-lru", "noeviction"),
+    ] {
         let running = put(&store, &begin()).await;
         server.set(name, weaker);
         until_refused(&store, &format!("{name} {weaker}")).await;
@@ -306,6 +309,35 @@ async fn nothing_begins_on_a_server_that_became_weaker() {
     }
     let _replica = server.replica();
     until_refused(&store, "has replicas").await;
+}
+
+/// A server whose append-only file is switched on at run time starts without it if it dies before the file is complete.
+#[tokio::test]
+async fn nothing_begins_until_the_append_only_file_is_complete() {
+    let server = Redis::start();
+    let store = open_watching(&server.url()).await;
+    for _ in 0..10 {
+        put(&store, &begin()).await;
+    }
+    server.set("appendonly", "no");
+    until_refused(&store, "appendonly no").await;
+    // Microseconds for each key.
+    server.set("rdb-key-save-delay", "20000");
+    server.set("appendonly", "yes");
+    let mut is_seen = false;
+    loop {
+        let begun = try_begin(&store, &begin()).await;
+        if server.info("aof_rewrite_in_progress") == "0" {
+            break;
+        }
+        let refused = begun.expect_err("a crash now would lose it");
+        is_seen |= format!("{refused:?}").contains("its file is not complete yet");
+    }
+    assert!(is_seen, "the server was inspected meanwhile");
+    while try_begin(&store, &begin()).await.is_err() {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(store.facts().durability, Durability::Durable);
 }
 
 #[tokio::test]

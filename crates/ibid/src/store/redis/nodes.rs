@@ -114,7 +114,7 @@ impl Nodes {
             };
             let inspection = open::inspect(&self.target, &node.address, connection).await?;
             open::check_trusted(&self.target, &node.address, &inspection)?;
-            node.note(&self.target, &inspection);
+            node.note(&self.target, inspection);
         }
         self.warn_of_clocks();
         Ok(())
@@ -182,7 +182,7 @@ impl Nodes {
             let connected = node.connection.lock().clone();
             let Some(NumberedConnection { connection, .. }) = connected else { continue };
             match self.inspect(&node, connection).await {
-                Ok(inspection) => node.note(&self.target, &inspection),
+                Ok(inspection) => node.note(&self.target, inspection),
                 Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "no inspection"),
             }
         }
@@ -355,7 +355,7 @@ impl Nodes {
         match connected.await {
             Ok((connection, inspection)) => {
                 *failed_at = None;
-                node.note(&self.target, &inspection);
+                node.note(&self.target, inspection);
                 Ok(node.use_connection(connection))
             }
             Err(error) => {

@@ -20,7 +20,7 @@ use tokio::time::timeout;
 use super::{begin, commit, commit_surely, open, open_weak, put, try_begin, until_replicated};
 
 /// Asserts that the error proves that nothing was written, and that the same call may succeed later.
-fn assert_unwritten(error: &StoreError, code: &str) {
+pub(super) fn assert_unwritten(error: &StoreError, code: &str) {
     assert!(error.is_transient() && error.is_unwritten(), "{error:?}");
     assert!(format!("{error:?}").contains(code), "{error:?}");
 }
@@ -394,7 +394,7 @@ async fn a_purge_that_ended_midway_leaves_the_next_event_alone() {
 }
 
 /// Opens a store that looks at its server again all the time.
-async fn open_watching(url: &str) -> Arc<RedisStore> {
+pub(super) async fn open_watching(url: &str) -> Arc<RedisStore> {
     let options = RedisOptions::default().with(|options| options.inspect_every = Duration::from_millis(5));
     Arc::new(RedisStore::open(url, options).await.expect("the store opens"))
 }

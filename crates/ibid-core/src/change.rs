@@ -284,6 +284,15 @@ impl Change {
         stored.record.version == self.version()
     }
 
+    /// Returns whether this change begins an attempt or takes a new key, which a store refuses while nothing may begin there.
+    ///
+    /// `has_deadline` tells whether it was sent with a deadline. A finish that inserts its record again, because that was lost, has
+    /// none, and neither has the end of a begin that was given up.
+    pub fn begins_attempt(&self, has_deadline: bool) -> bool {
+        let starts = |draft: &Draft| draft.created != InstantChange::Keep || draft.ran == InstantChange::Now;
+        (has_deadline || self.expect != Expect::Absent) && self.draft.as_ref().is_some_and(starts)
+    }
+
     /// Returns the size of the response and the bodies in bytes, by which batches are bounded.
     pub fn body_bytes(&self) -> usize {
         let response = self.response.as_ref().map_or(0, |response| response.body.len());

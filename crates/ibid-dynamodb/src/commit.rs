@@ -37,6 +37,9 @@ impl DynamoStore {
             let why = "a change of a record must say what it expects";
             return Err(StoreError::lasting(NAME, OP, why).unwritten());
         }
+        if let Some(answer) = self.answer_refused(change, send_by).await? {
+            return Ok(answer);
+        }
         let started = Instant::now();
         let policy = match &change.draft {
             Some(draft) => self.policy_number(&draft.policy).await?,
@@ -104,6 +107,26 @@ impl DynamoStore {
             // An earlier send was written, and its lease may be too short.
             Some(stored) if change.is_stored_as(&stored) => Err(self.distrust(OP)),
             Some(stored) => Ok(Commit::Conflict(Some(Box::new(stored)))),
+        }
+    }
+
+    /// Answers a begin while nothing may begin: a key that is taken is replayed all the same. Returns `None` for a change that
+    /// begins nothing, or that an earlier send has written.
+    async fn answer_refused(
+        &self,
+        change: &Change,
+        send_by: Option<Instant>,
+    ) -> Result<Option<Commit>, StoreError> {
+        let refusal = self.table_watch.refusal().filter(|_| change.begins_attempt(send_by.is_some()));
+        let Some(why) = refusal else { return Ok(None) };
+        let stored = match change.expect {
+            Expect::Absent => self.load_record(OP, change.id).await.map_err(StoreError::unwritten)?,
+            _ => None,
+        };
+        match stored {
+            None => Err(StoreError::no_room(NAME, OP, why)),
+            Some(stored) if change.is_stored_as(&stored) => Ok(None),
+            Some(stored) => Ok(Some(Commit::Conflict(Some(Box::new(stored))))),
         }
     }
 

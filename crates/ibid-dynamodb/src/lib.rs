@@ -39,6 +39,7 @@ mod policies;
 mod settings;
 mod skew;
 mod table;
+mod table_watch;
 mod upkeep;
 mod url;
 
@@ -69,6 +70,7 @@ use clock::{ClockWatch, NodeTime};
 use history::LinesInDoubt;
 use policies::Policies;
 use skew::SkewReads;
+use table_watch::TableWatch;
 
 /// A store in a DynamoDB table.
 #[derive(Debug)]
@@ -77,6 +79,7 @@ pub struct DynamoStore {
     table: String,
     shards: Shards,
     watch: Arc<ClockWatch>,
+    table_watch: Arc<TableWatch>,
     skew: SkewReads,
     policies: Policies,
     lines_in_doubt: LinesInDoubt,
@@ -119,7 +122,9 @@ impl DynamoStore {
 impl Store for DynamoStore {
     fn facts(&self) -> StoreFacts {
         let clock = StoreClock::Node { skew_max: self.watch.skew_max() };
-        StoreFacts { name: NAME, clock, durability: Durability::Durable }
+        let refusal = self.table_watch.refusal();
+        let durability = refusal.map_or(Durability::Durable, |reason| Durability::Weak { reason });
+        StoreFacts { name: NAME, clock, durability }
     }
 
     fn load(&self, id: RecordId) -> BoxFuture<'_, Result<Option<StoredRecord>, StoreError>> {

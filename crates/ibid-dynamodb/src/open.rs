@@ -13,6 +13,7 @@ use crate::clock::{ClockState, ClockWatch, NodeClock, PROOF_FOR};
 use crate::order::Shards;
 use crate::skew::{SkewReads, VALID_FOR};
 use crate::table::{TableCheckup, TableError, wait_until_active};
+use crate::table_watch::{INSPECT_EVERY, TableWatch};
 
 /// Options of a [`DynamoStore`].
 #[derive(Clone, Debug)]
@@ -36,6 +37,9 @@ pub struct DynamoOptions {
     /// Time for which a reply that proved the clock right counts. Tests shorten it.
     #[doc(hidden)]
     pub clock_proven_for: Duration,
+    /// Time between two looks at the table while the store is open. Tests shorten it.
+    #[doc(hidden)]
+    pub inspect_every: Duration,
 }
 
 impl DynamoOptions {
@@ -50,6 +54,7 @@ impl DynamoOptions {
             clock: NodeClock::default(),
             skew_valid_for: VALID_FOR,
             clock_proven_for: PROOF_FOR,
+            inspect_every: INSPECT_EVERY,
         }
     }
 
@@ -71,7 +76,8 @@ impl DynamoOptions {
 }
 
 impl DynamoStore {
-    /// Opens the store on a table that exists.
+    /// Opens the store on a table that exists. A task looks at the table again every minute, until the store is dropped: if it
+    /// became a global table, nothing begins.
     ///
     /// # Errors
     ///
@@ -100,7 +106,7 @@ impl DynamoStore {
         config: &SdkConfig,
         options: DynamoOptions,
     ) -> Result<DynamoStore, DynamoOpenError> {
-        let (wanted, skew_max) = (options.shards, options.skew_max);
+        let (wanted, skew_max, inspect_every) = (options.shards, options.skew_max, options.inspect_every);
         let mut store = DynamoStore::on_table(config, options).await?;
         match store.read_clock().await? {
             ClockState::Off(micros) => return Err(DynamoOpenError::ClockOff { micros, limit: skew_max / 2 }),
@@ -114,6 +120,7 @@ impl DynamoStore {
         }
         store.shards = store.agree_on_shards(wanted).await?;
         store.agree_on_skew(skew_max).await?;
+        store.table_watch = TableWatch::start(store.client.clone(), store.table.clone(), inspect_every);
         Ok(store)
     }
 
@@ -153,6 +160,7 @@ impl DynamoStore {
             table: options.table,
             shards: Shards::MAX,
             watch,
+            table_watch: Default::default(),
             skew: SkewReads::new(options.skew_valid_for),
             policies: Default::default(),
             lines_in_doubt: Default::default(),

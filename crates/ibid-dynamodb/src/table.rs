@@ -156,7 +156,7 @@ pub(crate) async fn wait_until_active(
     Err(TableError { cause: "the table is not active in time".to_owned(), retryable: true })
 }
 
-async fn describe(client: &Client, table: &str) -> Result<TableCheckup, TableError> {
+pub(crate) async fn describe(client: &Client, table: &str) -> Result<TableCheckup, TableError> {
     let request = client.describe_table().table_name(table);
     let reply = match request.clone().send().await {
         // It is signed right now, and the check of the clock comes after this one.

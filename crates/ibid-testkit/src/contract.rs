@@ -201,6 +201,7 @@ pub async fn exercise_evidence(subject: &dyn StoreUnderTest) {
     evidence::evidence_on_an_effect_is_found_by_the_providers_name_for_it(subject).await;
     evidence::evidence_is_used_up_with_its_change_or_not_at_all(subject).await;
     evidence::evidence_goes_after_its_time(subject).await;
+    evidence::a_purged_event_may_be_about_another_record(subject).await;
     evidence::of_many_deliveries_of_an_event_one_is_new(subject).await;
 }
 

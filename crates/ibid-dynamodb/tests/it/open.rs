@@ -1,19 +1,24 @@
 //! Creating a table, and the checks at start.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use aws_sdk_dynamodb::types::{
     AttributeDefinition, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType,
 };
+use ibid_core::change::{Change, Commit};
+use ibid_core::store::{Durability, RenewOutcome, Store};
 use ibid_dynamodb::{
     DynamoOpenError, DynamoStore, NodeClock, Shards, TableCheckup, cloud_formation, create_table,
     inspect_table, is_ttl_on, terraform,
 };
+use ibid_testkit::contract::{TestRecord, finish_with, fresh, put};
 use ibid_testkit::dynamodb::{DynamoDb, ProxyAction};
 
-use crate::fixture::{SHARDS, SKEW_MAX, options, sdk_config, sdk_config_via};
+use crate::fixture::{SHARDS, SKEW_MAX, open_with, options, sdk_config, sdk_config_via};
+
+const LEASE: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_is_created_once_and_opened_by_nodes_that_agree() {
@@ -110,6 +115,47 @@ async fn a_global_table_is_refused() {
         let Err(DynamoOpenError::Unfit { why, .. }) = opened else { panic!("{opened:?}") };
         assert!(why.contains("last writer wins"), "{why}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_begins_on_a_table_that_became_global() {
+    let server = DynamoDb::shared();
+    let is_global = Arc::new(AtomicBool::new(false));
+    let shown = is_global.clone();
+    let proxy = server.proxy(move |request| match request.operation.as_str() {
+        "DescribeTable" if shown.load(Ordering::SeqCst) => ProxyAction::edit(|reply| {
+            reply.replace(r#""TableName""#, r#""Replicas":[{"RegionName":"us-east-1"}],"TableName""#)
+        }),
+        _ => ProxyAction::Pass,
+    });
+    let options =
+        options(&NodeClock::default()).with(|options| options.inspect_every = Duration::from_millis(5));
+    let store = open_with(&sdk_config_via(&proxy, &server), options).await;
+    let begin = |id| {
+        let deadline = Some(Instant::now() + LEASE);
+        store.commit(Arc::new(Change { id, ..fresh(&TestRecord::fresh(), LEASE) }), deadline)
+    };
+    let completed = put(&store, &fresh(&TestRecord::fresh(), LEASE)).await.record;
+    put(&store, &finish_with(&completed, b"done")).await;
+    let running = put(&store, &fresh(&TestRecord::fresh(), LEASE)).await.record;
+    is_global.store(true, Ordering::SeqCst);
+    let refused = loop {
+        if let Err(error) = begin(TestRecord::fresh().id).await {
+            break error;
+        }
+    };
+    assert!(refused.is_transient() && refused.is_unwritten() && refused.is_unsent(), "{refused:?}");
+    assert!(format!("{refused:?}").contains("last writer wins"), "{refused:?}");
+    let Durability::Weak { reason } = store.facts().durability else { panic!("the facts say so") };
+    assert!(reason.contains("global table"), "{reason}");
+    let again = begin(completed.id).await;
+    assert!(matches!(again, Ok(Commit::Conflict(Some(_)))), "a stored key is answered: {again:?}");
+    let renewed = store.renew(vec![(running.id, running.version)]).await.expect("it is renewed");
+    assert!(matches!(renewed[..], [RenewOutcome::Until(_)]), "{renewed:?}");
+    put(&store, &finish_with(&running, b"done")).await;
+    is_global.store(false, Ordering::SeqCst);
+    while begin(TestRecord::fresh().id).await.is_err() {}
+    assert_eq!(store.facts().durability, Durability::Durable);
 }
 
 #[tokio::test(flavor = "multi_thread")]

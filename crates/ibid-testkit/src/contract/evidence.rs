@@ -162,6 +162,31 @@ pub async fn evidence_goes_after_its_time(subject: &dyn StoreUnderTest) {
     }
 }
 
+/// An event is known until a purge removes it, however late the purge is. After that the name is free: nothing of the old
+/// evidence is left, and the next purge leaves the new evidence alone.
+pub async fn a_purged_event_may_be_about_another_record(subject: &dyn StoreUnderTest) {
+    let store = subject.store();
+    let purge = async || evidence(&*store).purge_evidence(100).await.expect("a purge succeeds");
+    let (one, other) = (TestRecord::fresh(), TestRecord::fresh());
+    let old = evidence_about(&one, Observation::NotExecuted);
+    let (stored, new) =
+        evidence(&*store).insert_evidence(old.clone(), SHORT).await.expect("evidence is kept");
+    assert!(new, "the event is new");
+    subject.advance(TICK).await;
+    let next = evidence_named(&other, executed_observation(), &old.name);
+    assert_eq!(insert_evidence(&*store, &next).await, (stored, false), "the purge is late");
+    while purge().await > 0 {}
+    assert!(open(&*store, EvidenceQuery::Of(one.id), 10).await.is_empty(), "the old evidence is gone");
+    let (kept, new) = insert_evidence(&*store, &next).await;
+    assert!(new && kept.open, "the name is free");
+    assert_eq!(kept.evidence, next, "nothing of the old evidence is left");
+    assert_eq!(purge().await, 0, "the new evidence has its own time");
+    assert_eq!(open(&*store, EvidenceQuery::Of(other.id), 10).await, std::slice::from_ref(&kept));
+    assert_eq!(insert_evidence(&*store, &old).await, (kept, false), "it counts once");
+    evidence(&*store).dismiss_evidence(vec![old.name]).await.expect("it is dismissed");
+    assert!(open(&*store, EvidenceQuery::Of(other.id), 10).await.is_empty(), "it is found by its name");
+}
+
 /// Of many concurrent deliveries, one is the first.
 pub async fn of_many_deliveries_of_an_event_one_is_new(subject: &dyn StoreUnderTest) {
     let store = subject.store();

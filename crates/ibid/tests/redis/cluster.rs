@@ -14,9 +14,10 @@ use ibid_core::record::{Record, State, Version};
 use ibid_core::scope::RecordId;
 use ibid_core::store::{BrowseStore, RecordFilter, RenewOutcome, RowCount, Store};
 use ibid_testkit::contract::{LONG, TestRecord, finish_with, fresh, load, telling};
-use ibid_testkit::redis::RedisCluster;
+use ibid_testkit::redis::{Redis, RedisCluster};
 
-use super::{begin, commit, commit_surely, open_weak, put};
+use super::faults::{assert_unwritten, open_watching};
+use super::{begin, commit, commit_surely, open_weak, put, try_begin};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn slots_that_move_under_load_lose_and_double_nothing() {
@@ -182,6 +183,76 @@ async fn upkeep_during_move(store: &RedisStore, is_moving: &AtomicBool) -> (Hash
     (due_ids, removed)
 }
 
+/// The server came back without its data, and another one has the settings of the store.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_begins_on_a_cluster_server_that_restarted_empty() {
+    let mut cluster = RedisCluster::start_with(3, 0, &[("appendonly", "no")]);
+    let store = open_weak(&cluster.url()).await;
+    assert!(cluster.slot("{m}") > FIRST_SERVER_MAX, "the settings");
+    let completed = put(&store, &finish_with(&*put(&store, &begin_on(&cluster, true)).await, b"done")).await;
+    cluster.node(0).kill();
+    cluster.node(0).start_again();
+    let again = Change { id: completed.id, ..begin() };
+    let refused = loop {
+        match try_begin(&store, &again).await {
+            Err(error) if error.is_unsent() => break error,
+            // The server waits a while before it serves its slots again.
+            Err(error) => assert!(error.is_transient(), "{error:?}"),
+            Ok(outcome) => panic!("it runs again: {outcome:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    };
+    assert_unwritten(&refused, "lost the data of this store");
+    assert!(commit_surely(&store, &begin_on(&cluster, false)).await, "the other servers have theirs");
+    // A process that starts now takes every key there for new. That is not the store of the first one.
+    let other = open_weak(&cluster.url()).await;
+    assert!(commit_surely(&other, &again).await);
+    let refused = try_begin(&store, &begin_on(&cluster, true)).await.expect_err("its data is lost");
+    assert_unwritten(&refused, "the data of");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slots_that_move_are_not_taken_for_lost_data() {
+    let cluster = Arc::new(RedisCluster::start());
+    let store = open_watching(&format!("{}?durability=weak", cluster.url())).await;
+    let moving = moving_buckets(&cluster);
+    let mover = cluster.clone();
+    let moves = tokio::task::spawn_blocking(move || mover.reshard(0, 1, 500));
+    while !moves.is_finished() {
+        match try_begin(&store, &fresh(&moving_name(&moving), LONG)).await {
+            Ok(_) => {}
+            Err(error) => assert!(error.is_transient() && !error.is_unsent(), "{error:?}"),
+        }
+    }
+    moves.await.expect("the slots move");
+    for bucket in &moving {
+        put(&store, &fresh(&moving_name(&[*bucket]), LONG)).await;
+    }
+    // The server that has got them is inspected many times.
+    let mut cluster = Arc::into_inner(cluster).expect("the move is over");
+    let reads = |server: &Redis| -> u64 {
+        let stats = server.info("cmdstat_hget");
+        let calls = stats.strip_prefix("calls=").and_then(|rest| rest.split(',').next());
+        calls.expect("it was read").parse().expect("a number")
+    };
+    let before = reads(cluster.node(1));
+    while reads(cluster.node(1)) < before + 1_000 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    for bucket in &moving {
+        put(&store, &fresh(&moving_name(&[*bucket]), LONG)).await;
+    }
+    // One bucket is lost.
+    cluster.node(1).cli(&["DEL", &format!("ibid{{{:02x}}}i", moving[0])]);
+    let refused = loop {
+        match try_begin(&store, &fresh(&moving_name(&moving), LONG)).await {
+            Ok(_) => tokio::task::yield_now().await,
+            Err(error) => break error,
+        }
+    };
+    assert_unwritten(&refused, "lost the data of this store");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_of_a_cluster_that_returns_is_used_again() {
     let mut cluster = RedisCluster::start();
@@ -284,6 +355,17 @@ async fn upkeep_goes_on_without_a_server_of_the_cluster() {
     store.find_unknown_secret(secrets).await.expect_err("a search that saw only a part");
 }
 
+/// Returns a begin of a record on the first server, or on another one.
+fn begin_on(cluster: &RedisCluster, is_first: bool) -> Change {
+    loop {
+        let begin = begin();
+        let slot = cluster.slot(&format!("{{{:02x}}}", begin.id.as_bytes()[0]));
+        if (slot <= FIRST_SERVER_MAX) == is_first {
+            return begin;
+        }
+    }
+}
+
 /// Returns the buckets that move: `redis-cli` moves the lowest slots first, and the tests move 500.
 fn moving_buckets(cluster: &RedisCluster) -> Vec<u8> {
     (0..=255).filter(|bucket| cluster.slot(&format!("{{{bucket:02x}}}")) < 500).collect()
@@ -314,6 +396,9 @@ async fn put_unread(store: &RedisStore, change: &Change) {
     let done = commit(store, change).await.expect("it is committed");
     assert!(matches!(done, Commit::Done(_)), "{done:?}");
 }
+
+/// Last slot of the first of three servers.
+const FIRST_SERVER_MAX: u16 = 5460;
 
 /// A body too large for its record's own key, so it is stored in another.
 const LARGE: &[u8] = &[b'x'; 5_000];

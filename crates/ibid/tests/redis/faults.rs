@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use ibid::store::redis::{RedisOptions, RedisStore};
 use ibid_core::change::{Change, Commit, Expect, History, HistoryKind};
-use ibid_core::evidence::{EventName, Evidence, EvidenceStore, EvidenceSubject};
+use ibid_core::evidence::{EventName, Evidence, EvidenceQuery, EvidenceStore, EvidenceSubject};
 use ibid_core::machine::Observation;
+use ibid_core::scope::RecordId;
 use ibid_core::store::{BrowseStore, Durability, RenewOutcome, SetOutcome, Store, StoreError};
 use ibid_testkit::contract::{LONG, finish_with, load};
 use ibid_testkit::redis::{Redis, RedisCluster};
@@ -19,7 +20,7 @@ use tokio::time::timeout;
 use super::{begin, commit, commit_surely, open, open_weak, put, try_begin, until_replicated};
 
 /// Asserts that the error proves that nothing was written, and that the same call may succeed later.
-fn assert_unwritten(error: &StoreError, code: &str) {
+pub(super) fn assert_unwritten(error: &StoreError, code: &str) {
     assert!(error.is_transient() && error.is_unwritten(), "{error:?}");
     assert!(format!("{error:?}").contains(code), "{error:?}");
 }
@@ -283,9 +284,12 @@ async fn nothing_begins_on_a_server_that_became_weaker() {
     let server = Redis::start();
     let store = open_watching(&server.url()).await;
     let completed = put(&store, &finish_with(&*put(&store, &begin()).await, b"done")).await;
-    for (name, weaker, before) in
-        [("appendfsync", "everysec", "always"), ("maxmemory-policy", "allkeys-lru", "noeviction")]
-    {
+    for (name, weaker, before) in [
+        ("appendonly", "no", "yes"),
+        ("appendfsync", "everysec", "always"),
+        ("no-appendfsync-on-rewrite", "yes", "no"),
+        ("maxmemory-policy", "allkeys-lru", "noeviction"),
+    ] {
         let running = put(&store, &begin()).await;
         server.set(name, weaker);
         until_refused(&store, &format!("{name} {weaker}")).await;
@@ -305,6 +309,35 @@ async fn nothing_begins_on_a_server_that_became_weaker() {
     }
     let _replica = server.replica();
     until_refused(&store, "has replicas").await;
+}
+
+/// A server whose append-only file is switched on at run time starts without it if it dies before the file is complete.
+#[tokio::test]
+async fn nothing_begins_until_the_append_only_file_is_complete() {
+    let server = Redis::start();
+    let store = open_watching(&server.url()).await;
+    for _ in 0..10 {
+        put(&store, &begin()).await;
+    }
+    server.set("appendonly", "no");
+    until_refused(&store, "appendonly no").await;
+    // Microseconds for each key.
+    server.set("rdb-key-save-delay", "20000");
+    server.set("appendonly", "yes");
+    let mut is_seen = false;
+    loop {
+        let begun = try_begin(&store, &begin()).await;
+        if server.info("aof_rewrite_in_progress") == "0" {
+            break;
+        }
+        let refused = begun.expect_err("a crash now would lose it");
+        is_seen |= format!("{refused:?}").contains("its file is not complete yet");
+    }
+    assert!(is_seen, "the server was inspected meanwhile");
+    while try_begin(&store, &begin()).await.is_err() {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(store.facts().durability, Durability::Durable);
 }
 
 #[tokio::test]
@@ -331,8 +364,37 @@ async fn the_pointer_of_evidence_that_was_never_stored_expires() {
     assert_eq!(server.cli(&["EVAL", script, "0"]), "1 of 1");
 }
 
+/// T1 purges evidence, and dies after it has removed the pointer. The event is delivered again, about another record.
+#[tokio::test]
+async fn a_purge_that_ended_midway_leaves_the_next_event_alone() {
+    let server = Redis::start();
+    let store = open(&server.url()).await;
+    let name = EventName { source: "psp".into(), event: "event".into() };
+    let about = |id: RecordId| Evidence {
+        name: name.clone(),
+        about: EvidenceSubject::Record(id),
+        owner: None,
+        what: Observation::NotExecuted,
+        age: Duration::ZERO,
+    };
+    let (first, second, third) = (about(begin().id), about(begin().id), about(begin().id));
+    store.insert_evidence(first, Duration::from_millis(1)).await.expect("it is stored");
+    let script = "return redis.call('DEL', redis.call('KEYS', 'ibid{??}n*')[1])";
+    assert_eq!(server.cli(&["EVAL", script, "0"]), "1");
+    let (stored, is_new) = store.insert_evidence(second.clone(), LONG).await.expect("it is stored");
+    assert!(is_new, "its event was forgotten");
+    while store.purge_evidence(10).await.expect("a purge succeeds") == 0 {
+        tokio::task::yield_now().await;
+    }
+    let known = store.insert_evidence(third, LONG).await.expect("it answers");
+    assert_eq!(known, (stored, false), "the event counts once");
+    store.dismiss_evidence(vec![name]).await.expect("it is dismissed");
+    let open = store.open_evidence(EvidenceQuery::Of(second.about.id()), None, 10).await.expect("it answers");
+    assert!(open.items.is_empty(), "{open:?}");
+}
+
 /// Opens a store that looks at its server again all the time.
-async fn open_watching(url: &str) -> Arc<RedisStore> {
+pub(super) async fn open_watching(url: &str) -> Arc<RedisStore> {
     let options = RedisOptions::default().with(|options| options.inspect_every = Duration::from_millis(5));
     Arc::new(RedisStore::open(url, options).await.expect("the store opens"))
 }

@@ -93,9 +93,14 @@ pub(super) fn is_demoted(error: &RedisError) -> bool {
     matches!(error.code(), Some("READONLY" | "MASTERDOWN"))
 }
 
-/// Returns whether an error shows that another server of the cluster has the key, or none for now.
+/// Returns whether an error shows that another server of the cluster has the key, or is getting it.
 pub(super) fn is_elsewhere(error: &RedisError) -> bool {
-    matches!(error.code(), Some("MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN"))
+    matches!(error.code(), Some("MOVED" | "ASK" | "TRYAGAIN"))
+}
+
+/// Returns whether an error shows that the cluster is down, or that none of its servers has the slot.
+pub(super) fn is_down(error: &RedisError) -> bool {
+    error.code() == Some("CLUSTERDOWN")
 }
 
 /// Codes of a server that refuses a script before it runs, and may take it in a moment: it starts, is busy, follows another

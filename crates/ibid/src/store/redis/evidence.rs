@@ -129,10 +129,11 @@ impl RedisStore {
             let bucket = orders[member.order].bucket;
             let value = [bucket.key('e', event.as_bytes())];
             let stored = self.nodes.run(&script::VALUE, bucket, &value, &[], None).await?;
-            // Not the pointer's: after a purge that ended midway, a later delivery may have set another one.
+            // After a purge that ended midway, a later delivery may have set another pointer, which stays.
             let Some(about) = bytes(&stored).map(read_subject).transpose()? else { return Ok(0) };
             let pointer = [key::evidence_pointer(&event)];
-            self.nodes.run(&script::REMOVE, Bucket::of(&event), &pointer, &[], None).await?;
+            let own = [&about.as_bytes()[..]];
+            self.nodes.run(&script::REMOVE, Bucket::of(&event), &pointer, &own, None).await?;
             let (keys, arguments) = (keys(&about, &event), [&event.as_bytes()[..]]);
             number(&self.nodes.run(&script::EVIDENCE_PURGE, bucket, &keys, &arguments, None).await?)
         });

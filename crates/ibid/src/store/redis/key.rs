@@ -91,6 +91,11 @@ impl Bucket {
     pub(super) fn evidence_open(self) -> Vec<u8> {
         self.key('O', b"")
     }
+
+    /// Returns the key of the hash that has the random id of the bucket's data.
+    pub(super) fn data_id(self) -> Vec<u8> {
+        if self == Bucket::SETTINGS { settings() } else { self.key('i', b"") }
+    }
 }
 
 /// Returns the key of a record.

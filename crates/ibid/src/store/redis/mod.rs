@@ -15,6 +15,7 @@
 mod browse;
 mod checkup;
 mod copy;
+mod data_ids;
 mod error;
 mod evidence;
 mod key;
@@ -190,7 +191,7 @@ impl RedisStore {
                 // Another server with the same layout, or this one without its data, has another id or none.
                 let id = Bytes::copy_from_slice(&random::<16>());
                 let id = self.put_if_absent(STORE_ID, id).await.map_err(failed)?;
-                self.nodes.set_store_id(&id);
+                self.nodes.watch_data(&id).await;
                 Ok(())
             }
             Some(stored) => {
@@ -517,7 +518,7 @@ const LANES: usize = 2;
 /// Name of the setting that has the format of the records and the number of buckets.
 const LAYOUT: &str = "redis layout";
 
-/// Name of the setting that has the random id of the store.
+/// Name of the setting that has the random id of the store, and of the field that has the id of another bucket's data.
 const STORE_ID: &str = "redis store";
 
 /// Number of the format of records and of the keys around them.

@@ -35,6 +35,8 @@ pub(super) struct Trust {
     pub(super) refusal: Option<String>,
     /// Longest argument of a script that it takes.
     argument_max: Option<usize>,
+    /// `true` if its append-only file was off, or is not complete since.
+    lacks_file: bool,
     /// Its clock, if it was read.
     pub(super) clock: Option<ServerClockReading>,
 }
@@ -64,15 +66,21 @@ impl Node {
     }
 
     /// Notes what an inspection found, and logs when the server becomes too weak or is as before.
-    pub(super) fn note(&self, target: &RedisTarget, inspection: &Inspection) {
+    pub(super) fn note(&self, target: &RedisTarget, mut inspection: Inspection) {
+        // With `CONFIG SET appendonly yes` the server writes everything into a new file first, and starts without that file if it
+        // dies meanwhile. T1 begins; the server dies; T2 retries the key, finds nothing, and runs again.
+        if inspection.is_rewriting && inspection.has_whole_file() && self.trust.lock().lacks_file {
+            inspection.doubt_file();
+        }
         let refusal =
-            open::check_trusted(target, &self.address, inspection).err().map(|error| error.to_string());
+            open::check_trusted(target, &self.address, &inspection).err().map(|error| error.to_string());
         let lost_data =
             inspection.lost_data.as_ref().map(|why| format!("Redis at `{}`: {why}", self.address));
         let trust = Trust {
             weakness: inspection.weakness(),
             refusal: lost_data.or(refusal),
             argument_max: inspection.argument_max(),
+            lacks_file: !inspection.has_whole_file(),
             clock: inspection.clock.map(|clock| ServerClockReading::of(clock, inspection.now_us)),
         };
         let before = std::mem::replace(&mut *self.trust.lock(), trust.clone());

@@ -5,7 +5,7 @@
 //! follows no redirect, so it is not used.
 
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -15,12 +15,13 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisError, Value};
 use tokio::time::{Instant, sleep};
 
-use super::error::{Failure, Reaction, is_demoted, is_elsewhere};
-use super::key::{self, Bucket};
+use super::data_ids::DataIds;
+use super::error::{Failure, Reaction, is_demoted};
+use super::key::Bucket;
 use super::node::{Node, NumberedConnection, ServerClockReading, send};
 use super::open::{self, Inspection, RedisOpenError};
+use super::reply;
 use super::script::Script;
-use super::{STORE_ID, reply};
 use crate::backoff::Backoff;
 use crate::redis_target::RedisTarget;
 
@@ -31,8 +32,7 @@ pub(super) struct Nodes {
     /// The server of each bucket, by [`Bucket::index`].
     owners: RwLock<Vec<Arc<Node>>>,
     is_cluster: bool,
-    /// The random id that the store has had since it was first opened; empty until opening has read it.
-    store_id: OnceLock<Vec<u8>>,
+    data_ids: DataIds,
     /// Held while the owners of all slots are asked for. It has the instant of the last time.
     refreshing: tokio::sync::Mutex<Option<Instant>>,
     /// Instant of the last log line about buckets that can't be reached.
@@ -62,7 +62,7 @@ impl Nodes {
                 nodes: Mutex::new(HashMap::from([(address.clone(), node.clone())])),
                 owners: RwLock::new(vec![node; Bucket::COUNT]),
                 is_cluster: inspection.is_cluster,
-                store_id: OnceLock::new(),
+                data_ids: DataIds::new(),
                 refreshing: tokio::sync::Mutex::default(),
                 logged_at: Mutex::default(),
             };
@@ -114,44 +114,43 @@ impl Nodes {
             };
             let inspection = open::inspect(&self.target, &node.address, connection).await?;
             open::check_trusted(&self.target, &node.address, &inspection)?;
-            node.note(&self.target, &inspection);
+            node.note(&self.target, inspection);
         }
         self.warn_of_clocks();
         Ok(())
     }
 
-    /// Remembers the id of the store. From now on nothing begins on a server that lacks it.
-    pub(super) fn set_store_id(&self, id: &[u8]) {
+    /// Remembers the id of the store, and reads those of its buckets. From now on nothing begins on a server that lacks them.
+    pub(super) async fn watch_data(&self, id: &[u8]) {
         // Opening calls this once.
-        let _ = self.store_id.set(id.to_vec());
+        self.data_ids.set_store_id(id);
+        for node in self.distinct_owners() {
+            let connected = node.connection.lock().clone();
+            let Some(NumberedConnection { connection, .. }) = connected else { continue };
+            if let Err(error) = self.find_lost_data(&node, &connection).await {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(server = node.address, error, "the data of a server is not watched yet");
+            }
+        }
     }
 
-    /// Returns why the data of the owner of the settings is not that of this store; `None` if it is, or if `node`
-    /// can't show it.
-    ///
-    /// A server without its disk returns empty, with the same settings as before. T1 completes a key; the server restarts empty; T2
-    /// retries the key, finds nothing, and runs again. A server that restarts closes its connections, so each new connection asks,
-    /// before the first script is sent on it.
+    /// Returns why the data of a server is not that of this store; `None` if it is, or if the server can't show it.
     async fn find_lost_data(
         &self,
         node: &Node,
         connection: &MultiplexedConnection,
     ) -> Result<Option<String>, RedisError> {
-        let is_owner = self.owners.read()[Bucket::SETTINGS.index()].address == node.address;
-        let Some(id) = self.store_id.get().filter(|_| is_owner) else { return Ok(None) };
-        let mut get = Cmd::new();
-        get.arg("HGET").arg(key::settings()).arg(STORE_ID);
-        match send(connection.clone(), &get, false).await {
-            Ok(stored) if reply::bytes(&stored) == Some(id) => Ok(None),
-            Ok(Value::Nil) => Ok(Some(
-                "it lost the data of this store: restore it, or restart ibid to accept that every key is new"
-                    .to_owned(),
-            )),
-            Ok(_) => Ok(Some("it has the data of another store".to_owned())),
-            // The slot of the settings has moved on, or is not served now. The next inspection asks again.
-            Err(error) if self.is_cluster && is_elsewhere(&error) => Ok(None),
-            Err(error) => Err(error),
-        }
+        let buckets = match self.is_cluster {
+            true => self.buckets_of(node),
+            false => vec![Bucket::SETTINGS],
+        };
+        self.data_ids.find_lost_data(connection, buckets).await
+    }
+
+    fn buckets_of(&self, node: &Node) -> Vec<Bucket> {
+        let owners = self.owners.read();
+        let is_here = |bucket: &Bucket| owners[bucket.index()].address == node.address;
+        Bucket::all().chain([Bucket::SETTINGS]).filter(is_here).collect()
     }
 
     /// Returns by how much the clocks of the servers differ at least.
@@ -182,7 +181,7 @@ impl Nodes {
             let connected = node.connection.lock().clone();
             let Some(NumberedConnection { connection, .. }) = connected else { continue };
             match self.inspect(&node, connection).await {
-                Ok(inspection) => node.note(&self.target, &inspection),
+                Ok(inspection) => node.note(&self.target, inspection),
                 Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "no inspection"),
             }
         }
@@ -355,7 +354,7 @@ impl Nodes {
         match connected.await {
             Ok((connection, inspection)) => {
                 *failed_at = None;
-                node.note(&self.target, &inspection);
+                node.note(&self.target, inspection);
                 Ok(node.use_connection(connection))
             }
             Err(error) => {

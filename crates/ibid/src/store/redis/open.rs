@@ -146,6 +146,8 @@ pub(super) struct Inspection {
     pub(super) now_us: i64,
     /// The instants before and after the clock was read; `None` if it can't be read.
     pub(super) clock: Option<(Instant, Instant)>,
+    /// `true` if the server writes its append-only file again, or is about to.
+    pub(super) is_rewriting: bool,
     /// Reason why its data is not that of the store which was opened; `None` if it is, or that was not asked.
     pub(super) lost_data: Option<String>,
 }
@@ -158,6 +160,9 @@ pub(super) const NEEDED_SETTINGS: [(&str, &str); 4] = [
     ("no-appendfsync-on-rewrite", "no"),
     ("min-replicas-to-write", "0"),
 ];
+
+/// Position of the append-only file in [`NEEDED_SETTINGS`].
+const APPEND_ONLY: usize = 0;
 
 /// The settings that bound one argument of a command: the server closes the connection at a longer one.
 const SIZE_SETTINGS: [&str; 2] = ["proto-max-bulk-len", "client-query-buffer-limit"];
@@ -223,6 +228,16 @@ impl Inspection {
         })
     }
 
+    /// Returns whether everything that the server holds is in its append-only file, as far as its settings tell.
+    pub(super) fn has_whole_file(&self) -> bool {
+        self.configured[APPEND_ONLY].as_deref() == Some(NEEDED_SETTINGS[APPEND_ONLY].1)
+    }
+
+    /// Notes that the append-only file was switched on, and does not have everything yet.
+    pub(super) fn doubt_file(&mut self) {
+        self.configured[APPEND_ONLY] = Some("yes, but its file is not complete yet".to_owned());
+    }
+
     /// Returns whether the server is older than ibid needs, or does not tell its version.
     pub(super) fn is_too_old(&self) -> bool {
         let major = self.version.split('.').next().and_then(|major| major.parse::<u32>().ok());
@@ -249,7 +264,7 @@ pub(super) async fn inspect(
         }
     };
     let mut info = String::new();
-    for section in ["server", "replication", "memory"] {
+    for section in ["server", "replication", "memory", "persistence"] {
         if let Some(Value::BulkString(text)) = ask(&["INFO", section]).await? {
             info.push_str(&String::from_utf8_lossy(&text));
             info.push('\n');
@@ -267,6 +282,9 @@ pub(super) async fn inspect(
         has_backlog: line("repl_backlog_active").map(|active| active != "0"),
         was_replica: line("master_replid2").map(|id| id.bytes().any(|digit| digit != b'0')),
         eviction: line("maxmemory_policy"),
+        is_rewriting: ["aof_rewrite_in_progress", "aof_rewrite_scheduled"]
+            .iter()
+            .any(|name| line(name).is_some_and(|is_so| is_so != "0")),
         ..Inspection::default()
     };
     // Each Sentinel subscribes to this channel of the servers that it watches.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use ibid_core::change::{Change, Commit, Draft, Expect, InstantChange, Stamp, StoredRecord};
+use ibid_core::change::{Change, Commit, Expect, InstantChange, Stamp, StoredRecord};
 use ibid_core::evidence::USED_KEPT_FOR;
 use ibid_core::policy::Policy;
 use ibid_core::row::micros;
@@ -69,7 +69,7 @@ impl RedisRecords {
 
     /// Commits a change, unless nothing may begin now.
     pub(super) async fn commit(&self, change: &Change, send_by: Option<Instant>) -> Result<Commit, Failure> {
-        let begins = begins_attempt(change, send_by);
+        let begins = change.begins_attempt(send_by.is_some());
         let script = if begins { &script::COMMIT_BEGIN } else { &script::COMMIT };
         match self.send_change(script, change, send_by).await {
             // A full server refuses every begin before it looks. A key that is taken still gets its answer.
@@ -139,11 +139,4 @@ impl RedisRecords {
             }
         }
     }
-}
-
-/// Returns whether a change begins an attempt or takes a new key. A finish that inserts its record again, because that was lost, has
-/// no deadline, and neither has the end of a begin that was given up.
-pub(super) fn begins_attempt(change: &Change, send_by: Option<Instant>) -> bool {
-    let starts = |draft: &Draft| draft.created != InstantChange::Keep || draft.ran == InstantChange::Now;
-    (send_by.is_some() || change.expect != Expect::Absent) && change.draft.as_ref().is_some_and(starts)
 }

@@ -129,18 +129,15 @@ async fn a_later_delivery_sends_the_original_request(on: On) {
 }
 
 /// Returns how many attachments of records contain this text.
-fn count_attachments(setup: &Setup, text: &str) -> u32 {
-    if let Some(server) = setup.server() {
-        let sql = format!("select count(*) from ibid_body where position('{text}'::bytea in data) > 0");
-        return server.sql(server.database(), &sql).trim().parse().expect("a number");
-    }
-    if let Some(server) = setup.mariadb() {
-        let sql = format!("select count(*) from ibid_body where instr(data, '{text}') > 0");
-        return server.sql(server.database(), &sql).parse().expect("a number");
-    }
-    let file = rusqlite::Connection::open(setup.database()).expect("the file is there");
-    let sql = "select count(*) from ibid_body where instr(data, cast(?1 as blob)) > 0";
-    file.query_row(sql, [text], |row| row.get(0)).expect("a number")
+fn count_attachments(setup: &Setup, text: &str) -> i64 {
+    let position = if setup.server().is_some() {
+        format!("position('{text}'::bytea in data)")
+    } else if setup.is_on_file() {
+        format!("instr(data, cast('{text}' as blob))")
+    } else {
+        format!("instr(data, '{text}')")
+    };
+    setup.number(&format!("select count(*) from ibid_body where {position} > 0"))
 }
 
 #[tokio::test]

@@ -31,8 +31,9 @@ pub(super) fn reach(error: &Error) -> MysqlFailureReach {
 
 fn of_number(number: u16) -> MysqlFailureReach {
     match number {
-        // Lock wait, deadlock, `nowait` on MySQL, a row that changed since the snapshot, and a commit that group replication refused.
-        1205 | 1213 | 3572 | 1020 | 3101 => MysqlFailureReach::Contended,
+        // Lock wait, deadlock, `nowait` on MySQL, a row that changed or a table that was rebuilt since the snapshot, and a commit
+        // that group replication refused.
+        1205 | 1213 | 3572 | 1020 | 1412 | 3101 => MysqlFailureReach::Contended,
         // Of the data: null, duplicate, out of range, not a value, too long, foreign keys, sums, a check that an operator
         // added, a row or a packet that is too large.
         1048 | 1062 | 1118 | 1153 | 1216 | 1217 | 1264 | 1292 | 1366 | 1406 | 1451 | 1452 | 1690 | 3819 | 4025 => {
@@ -115,7 +116,7 @@ mod tests {
     #[test]
     fn an_error_number_tells_how_far_it_reaches() {
         for (reach, numbers) in [
-            (MysqlFailureReach::Contended, &[1205, 1213, 3572, 1020, 3101][..]),
+            (MysqlFailureReach::Contended, &[1205, 1213, 3572, 1020, 1412, 3101][..]),
             (MysqlFailureReach::One, &[1062, 1153, 1264, 1406, 1451, 1690]),
             (MysqlFailureReach::Moment, &[1026, 1040, 1053, 1180, 1290, 1114, 1317, 1927, 3024]),
             (MysqlFailureReach::Lasting, &[1045, 1064, 1142, 1146]),

@@ -19,7 +19,7 @@ const CLIENTS: usize = 4;
 /// Requests that each of them must get through in each phase of the upgrade.
 const REQUESTS: usize = 25;
 
-on_every_store!(two_releases_serve_one_store_side_by_side);
+on_every_store!(two_releases_serve_one_store_side_by_side and mysql);
 async fn two_releases_serve_one_store_side_by_side(on: On) {
     let upstream = Upstream::start().await;
     let old = Setup::before(&upstream.url()).on(on);

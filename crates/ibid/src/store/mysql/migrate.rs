@@ -11,6 +11,7 @@ use super::connection::MysqlConnection;
 use super::open::open_error;
 use super::row;
 use super::target::MysqlTarget;
+use crate::failpoint;
 use crate::store::schema_steps::{SchemaState, StepKind, needs_at_least};
 
 /// One step of the schema. A step that was released never changes.
@@ -53,8 +54,8 @@ pub(super) async fn read_schema(
         let needs = u32::try_from(step(2)?).unwrap_or(u32::MAX);
         applied = SchemaState { step: applied.step.max(number), needs: applied.needs.max(needs) };
     }
-    if applied.excludes(KNOWN) {
-        let (found, known) = (applied.step, KNOWN);
+    if applied.excludes(newest_known_step()) {
+        let (found, known) = (applied.step, newest_known_step());
         return Err(MysqlOpenError::FromTheFuture { place: target.shown(), found, known });
     }
     Ok(applied)
@@ -90,7 +91,7 @@ fn text(number: u32, step: &MysqlStep) -> String {
 }
 
 fn numbered_steps() -> impl Iterator<Item = (u32, &'static MysqlStep)> {
-    (1..).zip(STEPS)
+    (1..).zip(STEPS.iter().chain(next_step()))
 }
 
 fn digest(step: &MysqlStep) -> [u8; 32] {
@@ -108,8 +109,26 @@ const STEPS: &[MysqlStep] = &[MysqlStep {
     ),
 }];
 
-/// Number of the newest step that this program knows.
-pub(super) const KNOWN: u32 = STEPS.len() as u32;
+/// Returns the step that a later release may have, in tests of two releases side by side.
+fn next_step() -> Option<&'static MysqlStep> {
+    NEXT_STEP.filter(|_| failpoint::knows_next_schema())
+}
+
+#[cfg(not(feature = "failpoints"))]
+const NEXT_STEP: Option<&MysqlStep> = None;
+
+/// Only MariaDB knows this `if not exists`.
+#[cfg(feature = "failpoints")]
+const NEXT_STEP: Option<&MysqlStep> = Some(&MysqlStep {
+    kind: StepKind::Expand,
+    sql: "alter table ibid_record add column if not exists next_note mediumblob;\n\
+          create index if not exists ibid_record_next on ibid_record (tenant, id);\n",
+});
+
+/// Returns the number of the newest step that this program knows.
+pub(super) fn newest_known_step() -> u32 {
+    numbered_steps().map(|(number, _)| number).last().unwrap_or(0)
+}
 
 const OP: &str = "read the schema";
 
@@ -129,7 +148,14 @@ mod tests {
     fn the_printed_statements_take_every_missing_step() {
         let all = sql(0);
         assert!(all.contains("create table if not exists ibid_schema_step") && all.contains("ibid_record ("));
-        assert_eq!(sql(KNOWN), "");
+        assert_eq!(sql(newest_known_step()), "");
+    }
+
+    #[test]
+    fn a_release_has_no_step_of_the_next_one() {
+        assert_eq!(newest_known_step() as usize, STEPS.len());
+        assert!(STEPS.iter().all(|step| NEXT_STEP.is_none_or(|next| digest(next) != digest(step))));
+        assert!(!sql(0).contains("next_note"));
     }
 
     #[test]

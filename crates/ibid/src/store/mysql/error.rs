@@ -55,6 +55,11 @@ pub(super) fn is_deadlock(error: &Error) -> bool {
     matches!(error, Error::Server(error) if error.code == 1213)
 }
 
+/// Returns whether another session held a lock for too long.
+pub(super) fn is_lock_wait(error: &Error) -> bool {
+    matches!(error, Error::Server(error) if error.code == 1205)
+}
+
 /// Returns whether the server ended a statement because it took too long.
 pub(super) fn is_timeout(error: &Error) -> bool {
     matches!(error, Error::Server(error) if matches!(error.code, 1969 | 3024))

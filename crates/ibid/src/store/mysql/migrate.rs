@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::MysqlOpenError;
 use super::connection::MysqlConnection;
+use super::error;
 use super::open::open_error;
 use super::row;
 use super::target::MysqlTarget;
@@ -72,10 +73,44 @@ pub(super) async fn run(
     connection.run(LOCK).await.map_err(failed)?;
     for (number, step) in numbered_steps() {
         if read_schema(target, connection).await?.step < number {
-            connection.run(&text(number, step)).await.map_err(failed)?;
+            run_step(target, connection, &text(number, step), TRIES_MAX).await?;
         }
     }
     Ok(())
+}
+
+/// Runs the statements of one step. It waits for locks only briefly, because all statements on the table queue behind it, and
+/// tries again.
+async fn run_step(
+    target: &MysqlTarget,
+    connection: &mut MysqlConnection,
+    sql: &str,
+    tries_max: u32,
+) -> Result<(), MysqlOpenError> {
+    let mut tries = 1;
+    loop {
+        match connection.run(sql).await {
+            Ok(_) => return Ok(()),
+            Err(error) if !error::is_lock_wait(&error) => return Err(open_error(target, error)),
+            Err(_) if tries == tries_max => {
+                let source = MysqlLockedOut { tries }.into();
+                return Err(MysqlOpenError::Failed { place: target.shown(), source });
+            }
+            // The statements before it stay, and are repeated.
+            Err(_) => tokio::time::sleep(PAUSE).await,
+        }
+        tries += 1;
+    }
+}
+
+/// A migration that could not have a lock.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{tries} times another session held a lock on a table for more than {secs} s, such as a report or a backup",
+    secs = LOCK_SECS
+)]
+struct MysqlLockedOut {
+    tries: u32,
 }
 
 /// Returns the statements of a step. The last one notes that it was taken, so a migration that was cut off is repeated.
@@ -133,15 +168,29 @@ pub(super) fn newest_known_step() -> u32 {
 const OP: &str = "read the schema";
 
 /// Migrations of one database wait for each other: at most for a minute, in which a first step is long done. Without the lock
-/// they would run the same statements, each of which can be repeated. A lock on a table is waited for as long.
+/// they would run the same statements, each of which can be repeated.
 const LOCK: &str =
-    "set session lock_wait_timeout = 60; do get_lock(concat('ibid schema ', left(database(), 40)), 60)";
+    "set session lock_wait_timeout = 2; do get_lock(concat('ibid schema ', left(database(), 40)), 60)";
+
+/// Longest wait of one try for a lock on a table. Statements that queue behind it wait for five seconds before they fail.
+const LOCK_SECS: u32 = 2;
+
+/// Tries for one step. With the pauses about a minute, in which reports and backups that hold a lock usually end.
+const TRIES_MAX: u32 = 20;
+
+/// Pause between two tries, in which statements that queued behind the first can run.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Longest wait for the reply to a step: it may rebuild a large table.
 const REPLY_WAIT: Duration = Duration::from_secs(3600);
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use ibid_testkit::mariadb::MariaDb;
+
+    use super::super::MysqlOptions;
     use super::*;
 
     #[test]
@@ -156,6 +205,36 @@ mod tests {
         assert_eq!(newest_known_step() as usize, STEPS.len());
         assert!(STEPS.iter().all(|step| NEXT_STEP.is_none_or(|next| digest(next) != digest(step))));
         assert!(!sql(0).contains("next_note"));
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_migration_waits_for_a_lock_and_lets_others_pass() {
+        let server = MariaDb::shared();
+        let database = server.database();
+        let target = Arc::new(MysqlTarget::new(&server.url(), MysqlOptions::default()).expect("a URL"));
+        let mut ours = target.connect().await.expect("a connection");
+        run(&target, &mut ours).await.expect("the tables are made");
+        let reader = server.session(database, "start transaction; select count(*) from ibid_record");
+        let sql = "alter table ibid_record add column if not exists later blob";
+        let refused = run_step(&target, &mut ours, sql, 1).await.expect_err("the reader holds it");
+        let source = std::error::Error::source(&refused).expect("a cause");
+        assert!(source.is::<MysqlLockedOut>(), "{source}");
+
+        let step = tokio::spawn({
+            let target = target.clone();
+            async move { run_step(&target, &mut ours, sql, TRIES_MAX).await }
+        });
+        let waits = format!(
+            "select count(*) from information_schema.processlist
+             where db = '{database}' and state = 'Waiting for table metadata lock'"
+        );
+        while server.sql("", &waits) == "0" {}
+        // The reader stays, so this returns only because the migration gives up its place.
+        server.sql(database, "set lock_wait_timeout = 60; select count(*) from ibid_record");
+        assert!(!step.is_finished());
+        drop(reader);
+        step.await.expect("it ends").expect("it has the lock now");
+        server.sql(database, "select later from ibid_record");
     }
 
     #[test]

@@ -196,4 +196,4 @@ async fn a_lease_below_three_times_the_run_time_is_a_warning(on: On) {
     says(&warned, 1, "lease", "warning", "`POST /payments`: lease 30s, p99 11000 ms of 25 runs");
     says(&warned, 1, "lease", "warning", "set `lease` to 33s or more");
 }
-on_every_store!(a_lease_below_three_times_the_run_time_is_a_warning);
+on_every_store!(a_lease_below_three_times_the_run_time_is_a_warning and mysql);

@@ -314,7 +314,7 @@ async fn of_two_gateways_on_one_store_exactly_one_delivers(on: On) {
     }
 }
 
-on_every_store!(kills_under_load_lose_nothing_and_do_nothing_twice);
+on_every_store!(kills_under_load_lose_nothing_and_do_nothing_twice and mysql);
 async fn kills_under_load_lose_nothing_and_do_nothing_twice(on: On) {
     let upstream = Upstream::start().await;
     upstream.behave("delay=100;status=201;body=paid");

@@ -119,7 +119,7 @@ fn a_file_that_is_no_database_is_refused_and_left_as_it_was() {
     assert_eq!(std::fs::read_to_string(setup.database()).expect("it can be read"), letter);
 }
 
-on_every_store!(a_database_of_a_newer_ibid_is_refused);
+on_every_store!(a_database_of_a_newer_ibid_is_refused and mysql);
 async fn a_database_of_a_newer_ibid_is_refused(on: On) {
     let setup = Setup::before(UPSTREAM).on(on);
     setup.start().kill();

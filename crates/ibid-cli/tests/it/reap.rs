@@ -49,7 +49,7 @@ async fn records_held_by_the_application_are_skipped(on: On) {
     let output = text_of(&world.ibid(&["reap"]));
     assert!(output.contains("records held by rows that refer to them  100\n"), "{output}");
 }
-on_every_store!(records_held_by_the_application_are_skipped);
+on_every_store!(records_held_by_the_application_are_skipped and mysql);
 
 async fn two_reapers_at_once_remove_each_record_once(on: On) {
     let world = World::new(on).await;

@@ -142,6 +142,51 @@ async fn while_no_key_can_be_reserved_nothing_is_delivered(on: On) {
     }
 }
 
+/// A server refuses connections while a request is to begin and while another one is to finish. `take_connections` also ends those
+/// of the gateways, and they may have new ones once its result is dropped.
+pub(crate) async fn without_connections_nothing_is_lost<T>(
+    setup: Setup,
+    upstream: &Upstream,
+    take_connections: impl AsyncFnOnce() -> T,
+) {
+    let paid = |key: &str| pay(key).fixture("status=201;body=paid");
+    let patient = setup.clone().config("[store]\nfinish_wait = \"500ms\"\n").start();
+    let hasty = setup.config("[store]\nbegin_timeout = \"500ms\"\n").start();
+    assert_eq!(hasty.retry_until_settled(&paid("before")).await.status, 201);
+    let gated = pay("held").fixture("gate;status=201;body=paid");
+    let mut client = patient.client().await;
+    client.send(&gated).await;
+    upstream.until(|tally| tally.held == 1).await;
+
+    let taken = take_connections().await;
+    for n in 0..8 {
+        let refused = hasty.call(&paid(&format!("none-{n}"))).await;
+        assert_problem(&refused, 503, "store-unavailable");
+        assert!(refused.header("retry-after").is_some(), "{refused:?}");
+    }
+    upstream.gate().open();
+    let answer = client.read().await.expect("the real answer");
+    assert_eq!((answer.status, answer.text().as_str()), (201, "paid"));
+    assert_eq!(answer.header("idempotency-stored").as_deref(), Some("false"), "{answer:?}");
+    assert!(is_replay(&hasty.call(&paid("before")).await), "what is known needs no connection");
+    assert_eq!(upstream.deliveries_begun(), 2, "what was refused was not delivered");
+    assert!(hasty.metric("ibid_store_errors_total", "").await > 0.0, "the server refused them");
+
+    drop(taken);
+    for n in 0..8 {
+        let key = format!("none-{n}");
+        let answer = hasty.retry_until_settled(&paid(&key)).await;
+        assert_eq!((answer.status, is_replay(&answer)), (201, false), "{answer:?}");
+        assert!(is_replay(&patient.retry_until_settled(&paid(&key)).await));
+        assert_eq!(upstream.executions(&key), 1);
+    }
+    for gateway in [&hasty, &patient] {
+        let retry = gateway.retry_until_settled(&gated).await;
+        assert_eq!((retry.status, retry.text().as_str(), is_replay(&retry)), (201, "paid", true));
+    }
+    assert_eq!(upstream.executions("held"), 1);
+}
+
 #[tokio::test]
 async fn the_gateway_recovers_from_a_full_disk() {
     let disk = Tmpfs::mount("4m");

@@ -389,8 +389,9 @@ impl SqlError {
     ) -> SqlError {
         let fault = match number {
             // 1213: deadlock; 1020: the row changed since the snapshot; 1614: the same in an XA transaction; 3101: group
-            // replication refused the commit. The server has rolled the transaction back.
-            1020 | 1213 | 1614 | 3101 => SqlFault::Serialization,
+            // replication refused the commit. The server has rolled the transaction back. 1412: a table was rebuilt after the
+            // snapshot; the transaction is still open, and sees the table only once it is run again.
+            1020 | 1213 | 1412 | 1614 | 3101 => SqlFault::Serialization,
             // 3572: MySQL's word for `nowait`; MariaDB says 1205 there as well.
             1205 | 3572 => SqlFault::LockTimeout,
             // 1040, 1203, 1226: too many connections; 1047: a cluster node that is not ready; 1053: shutdown; 1152 and 1158 to
@@ -447,7 +448,7 @@ mod tests {
     #[test]
     fn mysql_error_numbers_decide_whether_to_run_again() {
         let fault = |number| SqlError::with_mysql_number(number, "x").fault();
-        for refused in [1213, 1020, 3101] {
+        for refused in [1213, 1020, 1412, 3101] {
             assert_eq!(fault(refused), SqlFault::Serialization, "{refused}");
         }
         assert_eq!((fault(1205), fault(3572)), (SqlFault::LockTimeout, SqlFault::LockTimeout));

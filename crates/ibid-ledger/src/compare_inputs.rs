@@ -346,7 +346,7 @@ fn micros_ago(length: Duration) -> i64 {
     i64::try_from(at.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// The calls in a SQL store's outbox, in either dialect: `key`, `provider_id`, `kind`, `name`, `state` (a code), `tenant`,
+/// The calls in a SQL store's outbox, in every dialect: `key`, `provider_id`, `kind`, `name`, `state` (a code), `tenant`,
 /// `done_at` (microseconds). They include dead letters of a ledger, by [`DEAD_LETTER_KIND`].
 pub const EFFECTS_SQL: &str = include_str!("sql/effects.sql");
 

@@ -6,8 +6,9 @@
 //! if there is room. All calls block; a start takes some tenths of a second. It must not know what ibid stores in it.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
@@ -134,13 +135,36 @@ impl MariaDb {
     ///
     /// The text that the client program printed, with the server's error number.
     pub fn try_sql(&self, database: &str, sql: &str) -> Result<String, String> {
-        let mut client = plain(Command::new(find(Path::new("mariadb"))));
-        client.args(["--no-defaults", "--batch", "--raw", "--skip-column-names"]);
-        client.args(["--default-character-set=utf8mb4", "--protocol=tcp", "--host", HOST, "--user", USER]);
-        client.arg(format!("--port={}", self.port)).arg(format!("--execute={sql}")).arg(database);
+        let mut client = self.client(database);
+        client.arg(format!("--execute={sql}"));
         let output = client.stdin(Stdio::null()).output().expect("the client program runs");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().replace('\t', "|");
         if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+    }
+
+    /// Runs `sql` in a session that stays open, with its locks and its transaction, until it is dropped. Returns once the
+    /// statements have run. Panics if the server refuses one.
+    pub fn session(&self, database: &str, sql: &str) -> MariaDbSession {
+        let mut client = self.client(database);
+        client.arg("--unbuffered").stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut session = MariaDbSession { client: client.spawn().expect("the client program runs") };
+        let mut input = session.client.stdin.take().expect("stdin is piped");
+        writeln!(input, "{sql};\nselect '{SESSION_READY}';").expect("the client program reads");
+        let mut lines = BufReader::new(session.client.stdout.take().expect("stdout is piped")).lines();
+        let is_ready = lines.any(|line| line.is_ok_and(|line| line == SESSION_READY));
+        assert!(is_ready, "`{sql}` was refused");
+        // The client program ends with its input.
+        session.client.stdin = Some(input);
+        session
+    }
+
+    /// Returns the command of the client program, for one database.
+    fn client(&self, database: &str) -> Command {
+        let mut client = plain(Command::new(find(Path::new("mariadb"))));
+        client.args(["--no-defaults", "--batch", "--raw", "--skip-column-names"]);
+        client.args(["--default-character-set=utf8mb4", "--protocol=tcp", "--host", HOST, "--user", USER]);
+        client.arg(format!("--port={}", self.port)).arg(format!("--database={database}"));
+        client
     }
 
     /// Starts a stopped server again, on the port it had.
@@ -239,6 +263,20 @@ impl Drop for MariaDb {
     }
 }
 
+/// An open session of the client program. The server ends it, and releases its locks, soon after it is dropped.
+#[derive(Debug)]
+pub struct MariaDbSession {
+    client: Child,
+}
+
+impl Drop for MariaDbSession {
+    fn drop(&mut self) {
+        // The program may have ended already, with its server.
+        let _ = self.client.kill();
+        let _ = self.client.wait();
+    }
+}
+
 /// Returns the server of this process. It ends with the process; the next process that starts a server removes its files.
 fn of_process() -> (PathBuf, u16) {
     static SERVER: OnceLock<MariaDb> = OnceLock::new();
@@ -333,6 +371,9 @@ const SETTINGS: [(&str, &str); 16] = [
     ("innodb_buffer_pool_dump_at_shutdown", "off"),
     ("innodb_buffer_pool_load_at_startup", "off"),
 ];
+
+/// Row that tells that the statements of a session have run.
+const SESSION_READY: &str = "the session is ready";
 
 /// Longest wait for a session that was ended, in seconds: its rollback takes a moment.
 const DROP_WAIT_S: u32 = 10;

@@ -9,7 +9,7 @@
 //!
 //! `IBID_NEXT_SCHEMA=1` makes the process know one more step of the schema, as a later release may have it.
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub(crate) use imp::knows_next_schema;
 pub(crate) use imp::{announce, at};
 
@@ -30,7 +30,7 @@ mod imp {
 
     pub(crate) fn announce() {}
 
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
     pub(crate) fn knows_next_schema() -> bool {
         false
     }
@@ -59,7 +59,7 @@ mod imp {
     }
 
     /// Returns whether this process plays a later release.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
     pub(crate) fn knows_next_schema() -> bool {
         std::env::var_os("IBID_NEXT_SCHEMA").is_some()
     }

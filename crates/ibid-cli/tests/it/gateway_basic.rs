@@ -210,7 +210,7 @@ async fn the_status_page_follows_a_key_and_the_policy_is_published() {
     assert_eq!(upstream.total(), 1, "ibid's own pages are not forwarded");
 }
 
-on_every_store!(keys_are_listed_and_shown_while_a_gateway_runs);
+on_every_store!(keys_are_listed_and_shown_while_a_gateway_runs and mysql);
 async fn keys_are_listed_and_shown_while_a_gateway_runs(on: On) {
     let (upstream, setup, gateway) = world_on(on).await;
     let mut busy = gateway.client().await;
@@ -246,7 +246,7 @@ async fn keys_are_listed_and_shown_while_a_gateway_runs(on: On) {
     assert!(is_replay(&gateway.call(&pay("done")).await));
 }
 
-on_every_store!(a_generated_secret_is_shared_by_every_gateway);
+on_every_store!(a_generated_secret_is_shared_by_every_gateway and mysql);
 async fn a_generated_secret_is_shared_by_every_gateway(on: On) {
     let (upstream, setup, mut first) = world_on(on).await;
     let asked = pay("kept").fixture("status=201;body=paid");

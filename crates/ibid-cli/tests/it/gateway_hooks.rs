@@ -329,7 +329,7 @@ executed = ["charge.succeeded"]
 body = "/data"
 "#;
 
-on_every_store!(a_webhook_on_an_effect_needs_no_tenant);
+on_every_store!(a_webhook_on_an_effect_needs_no_tenant and mysql);
 async fn a_webhook_on_an_effect_needs_no_tenant(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).tenant("header:x-tenant-id").config(ON_EFFECTS).on(on);

@@ -5,6 +5,7 @@ use ibid_testkit::client::TestRequest;
 use ibid_testkit::mariadb::MariaDb;
 use ibid_testkit::upstream::Upstream;
 
+use crate::gateway_store::without_connections_nothing_is_lost;
 use crate::harness::{Setup, assert_problem, is_replay, until_async};
 
 fn pay(key: &str) -> TestRequest {
@@ -123,3 +124,22 @@ async fn an_outage_after_a_delivery_loses_no_response() {
     assert!(is_replay(&retry), "a new gateway has it: {retry:?}");
     assert_eq!(upstream.deliveries_begun(), 1);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_without_connections_loses_no_response() {
+    let upstream = Upstream::start().await;
+    let server = MariaDb::start();
+    // Such a user does not get the one connection that the server keeps free, but the test does.
+    let database = server.database();
+    server.sql("", &format!("create user app; grant all on {database}.* to app"));
+    let setup = Setup::before(&upstream.url()).store_at(&server.url().replace("root@", "app@"));
+    without_connections_nothing_is_lost(setup, &upstream, async || {
+        let taken: Vec<_> = (0..CONNECTIONS).map(|_| server.session("", "do 0")).collect();
+        server.sql("", &format!("set global max_connections = {CONNECTIONS}; kill user app"));
+        taken
+    })
+    .await;
+}
+
+/// More connections than two gateways ask for here, so that both can work again.
+const CONNECTIONS: usize = 21;

@@ -6,7 +6,7 @@ use ibid_testkit::client::TestRequest;
 use ibid_testkit::postgres::Postgres;
 use ibid_testkit::upstream::Upstream;
 
-use crate::gateway_store::stranger;
+use crate::gateway_store::{stranger, without_connections_nothing_is_lost};
 use crate::harness::{On, Setup, assert_problem, is_replay, until_async};
 
 fn pay(key: &str) -> TestRequest {
@@ -143,41 +143,7 @@ async fn an_exhausted_pool_delivers_nothing_and_loses_no_response() {
         "create role app login; create role others login; grant all on schema public to app",
     );
     let setup = Setup::before(&upstream.url()).store_at(&server.url().replace("postgres@", "app@"));
-    let patient = setup.clone().config("[store]\nfinish_wait = \"500ms\"\n").start();
-    let hasty = setup.config("[store]\nbegin_timeout = \"500ms\"\n").start();
-    assert_eq!(hasty.retry_until_settled(&pay("before")).await.status, 201);
-    let gated = pay_slowly("held");
-    let mut client = patient.client().await;
-    client.send(&gated).await;
-    upstream.until(|tally| tally.held == 1).await;
-
-    let taken = take_connections(&server).await;
-    for n in 0..8 {
-        let refused = hasty.call(&pay(&format!("none-{n}"))).await;
-        assert_problem(&refused, 503, "store-unavailable");
-        assert!(refused.header("retry-after").is_some(), "{refused:?}");
-    }
-    upstream.gate().open();
-    let answer = client.read().await.expect("the real answer");
-    assert_eq!((answer.status, answer.text().as_str()), (201, "paid"));
-    assert_eq!(answer.header("idempotency-stored").as_deref(), Some("false"), "{answer:?}");
-    assert!(is_replay(&hasty.call(&pay("before")).await), "what is known needs no connection");
-    assert_eq!(upstream.deliveries_begun(), 2, "what was refused was not delivered");
-    assert!(hasty.metric("ibid_store_errors_total", "").await > 0.0, "the server refused them");
-
-    drop(taken);
-    for n in 0..8 {
-        let key = format!("none-{n}");
-        let answer = hasty.retry_until_settled(&pay(&key)).await;
-        assert_eq!((answer.status, is_replay(&answer)), (201, false), "{answer:?}");
-        assert!(is_replay(&patient.retry_until_settled(&pay(&key)).await));
-        assert_eq!(upstream.executions(&key), 1);
-    }
-    for gateway in [&hasty, &patient] {
-        let retry = gateway.retry_until_settled(&gated).await;
-        assert_eq!((retry.status, retry.text().as_str(), is_replay(&retry)), (201, "paid", true));
-    }
-    assert_eq!(upstream.executions("held"), 1);
+    without_connections_nothing_is_lost(setup, &upstream, async || take_connections(&server).await).await;
 }
 
 /// Takes every connection of the server, except those reserved for superusers: also the gateways' own.

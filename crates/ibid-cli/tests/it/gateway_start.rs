@@ -119,27 +119,23 @@ fn a_file_that_is_no_database_is_refused_and_left_as_it_was() {
     assert_eq!(std::fs::read_to_string(setup.database()).expect("it can be read"), letter);
 }
 
-on_every_store!(a_database_of_a_newer_ibid_is_refused);
+on_every_store!(a_database_of_a_newer_ibid_is_refused and mysql);
 async fn a_database_of_a_newer_ibid_is_refused(on: On) {
     let setup = Setup::before(UPSTREAM).on(on);
     setup.start().kill();
     let number = PostgresStore::newest_schema() + 1;
-    let upgrade =
-        "update ibid_meta set value = cast('4711' as blob) where name in ('schema', 'schema_needs')";
-    let cause = match setup.server() {
-        Some(server) => {
-            server.sql(
-                server.database(),
-                &format!("insert into ibid_schema_step values ({number}, '', {number})"),
-            );
-            format!("is number {number}")
-        }
-        None => {
-            let newer = Connection::open(setup.database()).expect("the file is there");
-            newer.execute_batch(upgrade).expect("the number can be set");
-            "schema 4711".to_owned()
-        }
+    let (upgrade, cause) = match setup.is_on_file() {
+        true => (
+            "update ibid_meta set value = cast('4711' as blob) where name in ('schema', 'schema_needs')"
+                .to_owned(),
+            "schema 4711".to_owned(),
+        ),
+        false => (
+            format!("insert into ibid_schema_step values ({number}, '', {number})"),
+            format!("is number {number}"),
+        ),
     };
+    setup.sql(&upgrade);
     setup.expect_refusal().assert_error(3, "cannot open the store", &cause, "newer");
 }
 

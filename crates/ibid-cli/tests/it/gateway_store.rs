@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ibid_testkit::client::{TestRequest, TestResponse};
+use ibid_testkit::mariadb::MariaDbSession;
 use ibid_testkit::upstream::Upstream;
 use rusqlite::Connection;
 use tokio_postgres::NoTls;
@@ -20,7 +21,9 @@ fn pay(key: &str) -> TestRequest {
 pub(crate) enum WriteLock {
     File(Connection),
     /// A table lock that a transaction holds. It ends with the connection.
-    Table(tokio_postgres::Client),
+    Table(#[expect(dead_code, reason = "it is only dropped")] tokio_postgres::Client),
+    /// A table lock that a session holds, as a backup's.
+    Session(#[expect(dead_code, reason = "it is only dropped")] MariaDbSession),
 }
 
 impl WriteLock {
@@ -31,19 +34,13 @@ impl WriteLock {
             client.batch_execute(lock).await.expect("the lock can be had");
             return WriteLock::Table(client);
         }
+        if let Some(server) = setup.mariadb() {
+            return WriteLock::Session(server.session(server.database(), "lock tables ibid_record read"));
+        }
         let connection = Connection::open(setup.database()).expect("the file is there");
         connection.busy_timeout(Duration::from_secs(10)).expect("a timeout can be set");
         connection.execute_batch("begin immediate").expect("the lock can be had");
         WriteLock::File(connection)
-    }
-
-    /// Returns the end of the only record's lease, in microseconds.
-    async fn due_at(&self) -> i64 {
-        let due = "select due_at from ibid_record";
-        match self {
-            WriteLock::File(connection) => connection.query_row(due, [], |row| row.get(0)).expect("a lease"),
-            WriteLock::Table(client) => client.query_one(due, &[]).await.expect("a lease").get(0),
-        }
     }
 }
 
@@ -62,7 +59,7 @@ pub(crate) async fn stranger(url: &str) -> Result<tokio_postgres::Client, tokio_
     Ok(client)
 }
 
-on_every_store!(a_response_the_store_missed_is_marked_and_stored_later);
+on_every_store!(a_response_the_store_missed_is_marked_and_stored_later and mysql);
 async fn a_response_the_store_missed_is_marked_and_stored_later(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).on(on).config("[store]\nfinish_wait = \"500ms\"\n");
@@ -85,7 +82,7 @@ async fn a_response_the_store_missed_is_marked_and_stored_later(on: On) {
     assert_eq!(gateway.metric("ibid_answers_not_stored_total", "").await, 1.0);
 }
 
-on_every_store!(a_finish_delayed_past_its_lease_settles_the_record);
+on_every_store!(a_finish_delayed_past_its_lease_settles_the_record and mysql);
 async fn a_finish_delayed_past_its_lease_settles_the_record(on: On) {
     let upstream = Upstream::start().await;
     let config =
@@ -101,7 +98,7 @@ async fn a_finish_delayed_past_its_lease_settles_the_record(on: On) {
     let answer = client.read().await.expect("the real answer");
     assert_eq!(answer.header("idempotency-stored").as_deref(), Some("false"), "{answer:?}");
     // Hold the lock until the lease has lapsed by the store's clock, so that the other gateway's sweep may come first.
-    let due = lock.due_at().await;
+    let due = setup.number("select due_at from ibid_record");
     let lapsed = async || {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
         (now.as_micros() as i64 > due).then_some(())
@@ -120,7 +117,7 @@ async fn settled_as_replay(gateway: &Gateway, request: &TestRequest) -> TestResp
     until_async("the queued finish comes", async || Some(gateway.call(request).await).filter(is_replay)).await
 }
 
-on_every_store!(while_no_key_can_be_reserved_nothing_is_delivered);
+on_every_store!(while_no_key_can_be_reserved_nothing_is_delivered and mysql);
 async fn while_no_key_can_be_reserved_nothing_is_delivered(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).on(on).config("[store]\nbegin_timeout = \"300ms\"\n");
@@ -143,6 +140,51 @@ async fn while_no_key_can_be_reserved_nothing_is_delivered(on: On) {
         assert!(is_replay(&gateway.call(&pay(&key)).await));
         assert_eq!(upstream.executions(&key), 1);
     }
+}
+
+/// A server refuses connections while a request is to begin and while another one is to finish. `take_connections` also ends those
+/// of the gateways, and they may have new ones once its result is dropped.
+pub(crate) async fn without_connections_nothing_is_lost<T>(
+    setup: Setup,
+    upstream: &Upstream,
+    take_connections: impl AsyncFnOnce() -> T,
+) {
+    let paid = |key: &str| pay(key).fixture("status=201;body=paid");
+    let patient = setup.clone().config("[store]\nfinish_wait = \"500ms\"\n").start();
+    let hasty = setup.config("[store]\nbegin_timeout = \"500ms\"\n").start();
+    assert_eq!(hasty.retry_until_settled(&paid("before")).await.status, 201);
+    let gated = pay("held").fixture("gate;status=201;body=paid");
+    let mut client = patient.client().await;
+    client.send(&gated).await;
+    upstream.until(|tally| tally.held == 1).await;
+
+    let taken = take_connections().await;
+    for n in 0..8 {
+        let refused = hasty.call(&paid(&format!("none-{n}"))).await;
+        assert_problem(&refused, 503, "store-unavailable");
+        assert!(refused.header("retry-after").is_some(), "{refused:?}");
+    }
+    upstream.gate().open();
+    let answer = client.read().await.expect("the real answer");
+    assert_eq!((answer.status, answer.text().as_str()), (201, "paid"));
+    assert_eq!(answer.header("idempotency-stored").as_deref(), Some("false"), "{answer:?}");
+    assert!(is_replay(&hasty.call(&paid("before")).await), "what is known needs no connection");
+    assert_eq!(upstream.deliveries_begun(), 2, "what was refused was not delivered");
+    assert!(hasty.metric("ibid_store_errors_total", "").await > 0.0, "the server refused them");
+
+    drop(taken);
+    for n in 0..8 {
+        let key = format!("none-{n}");
+        let answer = hasty.retry_until_settled(&paid(&key)).await;
+        assert_eq!((answer.status, is_replay(&answer)), (201, false), "{answer:?}");
+        assert!(is_replay(&patient.retry_until_settled(&paid(&key)).await));
+        assert_eq!(upstream.executions(&key), 1);
+    }
+    for gateway in [&hasty, &patient] {
+        let retry = gateway.retry_until_settled(&gated).await;
+        assert_eq!((retry.status, retry.text().as_str(), is_replay(&retry)), (201, "paid", true));
+    }
+    assert_eq!(upstream.executions("held"), 1);
 }
 
 #[tokio::test]
@@ -232,7 +274,7 @@ async fn two_busy_gateways_on_one_file_let_each_other_write() {
     assert_eq!((upstream.total(), upstream.tally().repeated_keys().len()), (32 * 60, 0));
 }
 
-on_every_store!(a_gateway_starts_while_another_process_holds_the_write_lock);
+on_every_store!(a_gateway_starts_while_another_process_holds_the_write_lock and mysql);
 async fn a_gateway_starts_while_another_process_holds_the_write_lock(on: On) {
     let upstream = Upstream::start().await;
     let setup = Setup::before(&upstream.url()).on(on);

@@ -45,16 +45,6 @@ fn differences(output: &Output) -> Vec<String> {
     all.map(|finding| format!("{} {}", word(finding, "kind"), word(finding, "key"))).collect()
 }
 
-/// Runs a statement on the store.
-fn sql(setup: &Setup, sql: &str) {
-    match setup.server() {
-        Some(server) => drop(server.sql(server.database(), sql)),
-        None => {
-            rusqlite::Connection::open(setup.database()).and_then(|file| file.execute_batch(sql)).expect(sql)
-        }
-    }
-}
-
 const FILES: [&str; 4] = ["--ours", "ours.csv", "--theirs", "theirs.jsonl"];
 
 #[test]
@@ -175,8 +165,7 @@ fn one_side_may_come_from_stdin() {
 async fn our_side_may_be_a_statement_that_writes_nothing(on: On) {
     let setup = setup(&[("theirs.csv", "key,amount\na,12.50\nb,7\n")]).on(on);
     assert!(setup.ibid(&["migrate", "--store", &setup.store()]).status.success());
-    sql(
-        &setup,
+    setup.sql(
         "create table sale (id text, amount int, pending boolean); insert into sale values ('a', 1250, false), ('b', 700, true), ('c', 1, true)",
     );
     let ask = |statement: &str| {
@@ -196,7 +185,12 @@ async fn our_side_may_be_a_statement_that_writes_nothing(on: On) {
             ],
         )
     };
-    let equal = ask("select id as key, (amount / 100) || '.' || (amount % 100) as amount, pending from sale");
+    let amount = match setup.mariadb() {
+        Some(_) => "concat(amount div 100, '.', amount % 100)",
+        None => "(amount / 100) || '.' || (amount % 100)",
+    };
+    // `key` is a word of MySQL's language.
+    let equal = ask(&format!("select id as \"key\", {amount} as amount, pending from sale"));
     assert_eq!(differences(&equal), ["differs b"; 0], "{equal:?}");
     let json: Value = serde_json::from_slice(&equal.stdout).expect("JSON");
     assert_eq!((&json["lines"]["open_found"], &json["lines"]["open_missing"]), (&1.into(), &1.into()));
@@ -205,10 +199,10 @@ async fn our_side_may_be_a_statement_that_writes_nothing(on: On) {
         assert_eq!(refused.status.code(), Some(2), "{statement}: {refused:?}");
         assert!(err(&refused).contains("is refused"), "{refused:?}");
     }
-    let after = ask("select id as key, pending from sale");
+    let after = ask("select id as \"key\", pending from sale");
     assert_eq!(differences(&after), [""; 0], "{after:?}");
 }
-on_every_store!(our_side_may_be_a_statement_that_writes_nothing);
+on_every_store!(our_side_may_be_a_statement_that_writes_nothing and mysql);
 
 /// Inserts an effect into the outbox. States: 1 is queued, 3 done, 4 unknown, 6 discarded.
 fn effect(setup: &Setup, key: &str, kind: &str, state: u8, provider_id: Option<&str>) {
@@ -216,17 +210,16 @@ fn effect(setup: &Setup, key: &str, kind: &str, state: u8, provider_id: Option<&
         if setup.server().is_some() { "'00000000-0000-0000-0000-000000000000'::uuid" } else { "x'00'" };
     let provider_id = provider_id.map_or("null".to_owned(), |id| format!("'{id}'"));
     let done_at = if state == 3 { "1000000" } else { "null" };
-    sql(
-        setup,
-        &format!(
-            "insert into ibid_effect_call (record, birth, name, owes, letter, downstream_key, rules) \
-             values ({bytes}, 1, '{key}', false, false, '{key}', '{{}}'); \
-             insert into ibid_effect (seq, count, nonce, kind, state, blocked, dead_letter, tries, lease_us, created_at, \
-             done_at, tenant, provider_id) \
-             select seq, 1, 1, '{kind}', {state}, false, false, 0, 1, 1, {done_at}, 't', {provider_id} \
-             from ibid_effect_call where name = '{key}'"
-        ),
-    );
+    // Only MySQL's tables have this column.
+    let (column, instant) = if setup.mariadb().is_some() { ("written_at, ", "1, ") } else { ("", "") };
+    setup.sql(&format!(
+        "insert into ibid_effect_call (record, birth, name, owes, letter, downstream_key, rules) \
+         values ({bytes}, 1, '{key}', false, false, '{key}', '{{}}'); \
+         insert into ibid_effect (seq, count, nonce, kind, state, blocked, dead_letter, tries, lease_us, created_at, \
+         done_at, {column}tenant, provider_id) \
+         select seq, 1, 1, '{kind}', {state}, false, false, 0, 1, 1, {done_at}, {instant}'t', {provider_id} \
+         from ibid_effect_call where name = '{key}'"
+    ));
 }
 
 async fn our_side_may_be_the_calls_in_the_outbox(on: On) {
@@ -270,7 +263,7 @@ async fn our_side_may_be_the_calls_in_the_outbox(on: On) {
     let doctor = setup.ibid(&["doctor", "--store", &url]);
     assert!(out(&doctor).contains("effects: 1 unknown, 1 dead"), "{doctor:?}");
 }
-on_every_store!(our_side_may_be_the_calls_in_the_outbox);
+on_every_store!(our_side_may_be_the_calls_in_the_outbox and mysql);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repeated_comparison_turns_discrepancies_into_dead_letters() {

@@ -58,3 +58,4 @@ mod resolve;
 mod resolve_bulk;
 mod restore;
 mod sdk;
+mod store_sql;

@@ -181,7 +181,7 @@ async fn an_acknowledged_dead_letter_answers_as_before(on: On) {
     assert_eq!(upstream.deliveries_begun(), 1);
     upstream.gate().release(1);
 }
-on_every_store!(an_acknowledged_dead_letter_answers_as_before);
+on_every_store!(an_acknowledged_dead_letter_answers_as_before and mysql);
 
 #[tokio::test]
 async fn an_unknown_record_cannot_be_acknowledged() {

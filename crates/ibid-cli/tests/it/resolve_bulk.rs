@@ -62,7 +62,7 @@ async fn matching_records_are_settled_only_with_yes(on: On) {
     assert_eq!(serde_json::from_str::<Value>(&out).expect("JSON"), json!({ "done": 1, "refused": [] }));
     assert!(stderr.contains("cache_ttl"), "when it is final: {stderr}");
 }
-on_every_store!(matching_records_are_settled_only_with_yes);
+on_every_store!(matching_records_are_settled_only_with_yes and mysql);
 
 async fn one_command_resolves_more_than_a_page_of_records(on: On) {
     let setup = Setup::before("http://127.0.0.1:9").on(on);

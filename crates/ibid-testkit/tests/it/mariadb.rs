@@ -33,6 +33,19 @@ fn a_mariadb_takes_weaker_settings() {
 }
 
 #[test]
+fn a_mariadb_session_holds_its_locks_until_it_is_dropped() {
+    let server = MariaDb::shared();
+    let database = server.database();
+    server.sql(database, "create table t (n int)");
+    let session = server.session(database, "lock tables t read");
+    let insert = "set lock_wait_timeout = 1; insert into t values (1)";
+    assert!(server.try_sql(database, insert).unwrap_err().contains("1205"), "it is locked");
+    drop(session);
+    server.sql(database, "insert into t values (2)");
+    assert_eq!(server.sql(database, "select n from t"), "2");
+}
+
+#[test]
 fn each_share_of_mariadb_has_its_own_databases() {
     let (one, other) = (MariaDb::shared(), MariaDb::shared());
     assert_eq!(one.port(), other.port(), "one server");

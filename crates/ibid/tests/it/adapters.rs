@@ -83,6 +83,7 @@ macro_rules! on_mysql {
                 transaction_end::what_the_server_ended_is_not_committed,
                 transaction_end::what_is_half_written_is_not_committed,
                 faults::a_row_that_changed_since_the_snapshot_means_again,
+                faults::a_table_rebuilt_since_the_snapshot_means_again,
                 faults::a_deadlock_means_again,
                 faults::a_deadlock_of_the_callers_own_statements_means_again,
                 faults::a_lock_waited_for_in_vain_is_told,

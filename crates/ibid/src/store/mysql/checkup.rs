@@ -110,7 +110,7 @@ async fn standbys(connection: &mut MysqlConnection, sees_following: bool) -> Res
 async fn schema(target: &MysqlTarget, connection: &mut MysqlConnection) -> Result<Schema, MysqlOpenError> {
     match migrate::read_schema(target, connection).await {
         Ok(applied) if applied.step == 0 => Ok(Schema::Absent),
-        Ok(applied) => Ok(Schema::Step { found: applied.step, known: migrate::KNOWN }),
+        Ok(applied) => Ok(Schema::Step { found: applied.step, known: migrate::newest_known_step() }),
         Err(MysqlOpenError::FromTheFuture { found, known, .. }) => Ok(Schema::TooNew { found, known }),
         Err(MysqlOpenError::Altered { number, .. }) => Ok(Schema::Altered { number }),
         Err(other) => Err(other),

@@ -31,8 +31,9 @@ pub(super) fn scope_of(error: &Error) -> MysqlErrorScope {
 
 fn of_number(number: u16) -> MysqlErrorScope {
     match number {
-        // Lock wait, deadlock, `nowait` on MySQL, a row that changed since the snapshot, and a commit that group replication refused.
-        1205 | 1213 | 3572 | 1020 | 3101 => MysqlErrorScope::Contended,
+        // Lock wait, deadlock, `nowait` on MySQL, a row that changed or a table that was rebuilt since the snapshot, and a commit
+        // that group replication refused.
+        1205 | 1213 | 3572 | 1020 | 1412 | 3101 => MysqlErrorScope::Contended,
         // Of the data: null, duplicate, out of range, not a value, too long, foreign keys, sums, a check that an operator
         // added, a row or a packet that is too large.
         1048 | 1062 | 1118 | 1153 | 1216 | 1217 | 1264 | 1292 | 1366 | 1406 | 1451 | 1452 | 1690 | 3819 | 4025 => {
@@ -52,6 +53,11 @@ fn of_number(number: u16) -> MysqlErrorScope {
 /// Returns whether two transactions waited for each other, and the server rolled this one back.
 pub(super) fn is_deadlock(error: &Error) -> bool {
     matches!(error, Error::Server(error) if error.code == 1213)
+}
+
+/// Returns whether another session held a lock for too long.
+pub(super) fn is_lock_wait(error: &Error) -> bool {
+    matches!(error, Error::Server(error) if error.code == 1205)
 }
 
 /// Returns whether the server ended a statement because it took too long.
@@ -114,7 +120,7 @@ mod tests {
     #[test]
     fn an_error_number_tells_how_far_it_reaches() {
         for (scope, numbers) in [
-            (MysqlErrorScope::Contended, &[1205, 1213, 3572, 1020, 3101][..]),
+            (MysqlErrorScope::Contended, &[1205, 1213, 3572, 1020, 1412, 3101][..]),
             (MysqlErrorScope::One, &[1062, 1153, 1264, 1406, 1451, 1690]),
             (MysqlErrorScope::Moment, &[1026, 1040, 1053, 1180, 1290, 1114, 1317, 1927, 3024]),
             (MysqlErrorScope::Lasting, &[1045, 1064, 1142, 1146]),

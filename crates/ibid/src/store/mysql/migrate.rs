@@ -8,9 +8,11 @@ use sha2::{Digest, Sha256};
 
 use super::MysqlOpenError;
 use super::connection::MysqlConnection;
+use super::error;
 use super::open::open_error;
 use super::row;
 use super::target::MysqlTarget;
+use crate::failpoint;
 use crate::store::schema_steps::{SchemaState, StepKind, needs_at_least};
 
 /// One step of the schema. A step that was released never changes.
@@ -54,8 +56,8 @@ pub(super) async fn read_schema(
         let needs = u32::try_from(step(2)?).unwrap_or(u32::MAX);
         applied = SchemaState { step: applied.step.max(number), needs: applied.needs.max(needs) };
     }
-    if applied.excludes(KNOWN) {
-        let (found, known) = (applied.step, KNOWN);
+    if applied.excludes(newest_known_step()) {
+        let (found, known) = (applied.step, newest_known_step());
         return Err(MysqlOpenError::FromTheFuture { display_url: target.display_url(), found, known });
     }
     Ok(applied)
@@ -72,10 +74,44 @@ pub(super) async fn run(
     connection.run(LOCK).await.map_err(failed)?;
     for (number, step) in numbered_steps() {
         if read_schema(target, connection).await?.step < number {
-            connection.run(&text(number, step)).await.map_err(failed)?;
+            run_step(target, connection, &text(number, step), TRIES_MAX).await?;
         }
     }
     Ok(())
+}
+
+/// Runs the statements of one step. It waits for locks only briefly, because all statements on the table queue behind it, and
+/// tries again.
+async fn run_step(
+    target: &MysqlTarget,
+    connection: &mut MysqlConnection,
+    sql: &str,
+    tries_max: u32,
+) -> Result<(), MysqlOpenError> {
+    let mut tries = 1;
+    loop {
+        match connection.run(sql).await {
+            Ok(_) => return Ok(()),
+            Err(error) if !error::is_lock_wait(&error) => return Err(open_error(target, error)),
+            Err(_) if tries == tries_max => {
+                let source = MysqlLockedOut { tries }.into();
+                return Err(MysqlOpenError::Failed { display_url: target.display_url(), source });
+            }
+            // The statements before it stay, and are repeated.
+            Err(_) => tokio::time::sleep(PAUSE).await,
+        }
+        tries += 1;
+    }
+}
+
+/// A migration that could not have a lock.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{tries} times another session held a lock on a table for more than {secs} s, such as a report or a backup",
+    secs = LOCK_SECS
+)]
+struct MysqlLockedOut {
+    tries: u32,
 }
 
 /// Returns the statements of a step. The last one notes that it was taken, so a migration that was cut off is repeated.
@@ -91,7 +127,7 @@ fn text(number: u32, step: &MysqlStep) -> String {
 }
 
 fn numbered_steps() -> impl Iterator<Item = (u32, &'static MysqlStep)> {
-    (1..).zip(STEPS)
+    (1..).zip(STEPS.iter().chain(next_step()))
 }
 
 fn digest(step: &MysqlStep) -> [u8; 32] {
@@ -109,28 +145,97 @@ const STEPS: &[MysqlStep] = &[MysqlStep {
     ),
 }];
 
-/// Number of the newest step that this program knows.
-pub(super) const KNOWN: u32 = STEPS.len() as u32;
+/// Returns the step that a later release may have, in tests of two releases side by side.
+fn next_step() -> Option<&'static MysqlStep> {
+    NEXT_STEP.filter(|_| failpoint::knows_next_schema())
+}
+
+#[cfg(not(feature = "failpoints"))]
+const NEXT_STEP: Option<&MysqlStep> = None;
+
+/// Only MariaDB knows this `if not exists`.
+#[cfg(feature = "failpoints")]
+const NEXT_STEP: Option<&MysqlStep> = Some(&MysqlStep {
+    kind: StepKind::Expand,
+    sql: "alter table ibid_record add column if not exists next_note mediumblob;\n\
+          create index if not exists ibid_record_next on ibid_record (tenant, id);\n",
+});
+
+/// Returns the number of the newest step that this program knows.
+pub(super) fn newest_known_step() -> u32 {
+    numbered_steps().map(|(number, _)| number).last().unwrap_or(0)
+}
 
 const OP: &str = "read the schema";
 
 /// Migrations of one database wait for each other: at most for a minute, in which a first step is long done. Without the lock
-/// they would run the same statements, each of which can be repeated. A lock on a table is waited for as long.
+/// they would run the same statements, each of which can be repeated.
 const LOCK: &str =
-    "set session lock_wait_timeout = 60; do get_lock(concat('ibid schema ', left(database(), 40)), 60)";
+    "set session lock_wait_timeout = 2; do get_lock(concat('ibid schema ', left(database(), 40)), 60)";
+
+/// Longest wait of one try for a lock on a table. Statements that queue behind it wait for five seconds before they fail.
+const LOCK_SECS: u32 = 2;
+
+/// Tries for one step. With the pauses about a minute, in which reports and backups that hold a lock usually end.
+const TRIES_MAX: u32 = 20;
+
+/// Pause between two tries, in which statements that queued behind the first can run.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Longest wait for the reply to a step: it may rebuild a large table.
 const REPLY_WAIT: Duration = Duration::from_secs(3600);
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use ibid_testkit::mariadb::MariaDb;
+
+    use super::super::MysqlOptions;
     use super::*;
 
     #[test]
     fn the_printed_statements_take_every_missing_step() {
         let all = sql(0);
         assert!(all.contains("create table if not exists ibid_schema_step") && all.contains("ibid_record ("));
-        assert_eq!(sql(KNOWN), "");
+        assert_eq!(sql(newest_known_step()), "");
+    }
+
+    #[test]
+    fn a_release_has_no_step_of_the_next_one() {
+        assert_eq!(newest_known_step() as usize, STEPS.len());
+        assert!(STEPS.iter().all(|step| NEXT_STEP.is_none_or(|next| digest(next) != digest(step))));
+        assert!(!sql(0).contains("next_note"));
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_migration_waits_for_a_lock_and_lets_others_pass() {
+        let server = MariaDb::shared();
+        let database = server.database();
+        let target = Arc::new(MysqlTarget::new(&server.url(), MysqlOptions::default()).expect("a URL"));
+        let mut ours = target.connect().await.expect("a connection");
+        run(&target, &mut ours).await.expect("the tables are made");
+        let reader = server.session(database, "start transaction; select count(*) from ibid_record");
+        let sql = "alter table ibid_record add column if not exists later blob";
+        let refused = run_step(&target, &mut ours, sql, 1).await.expect_err("the reader holds it");
+        let source = std::error::Error::source(&refused).expect("a cause");
+        assert!(source.is::<MysqlLockedOut>(), "{source}");
+
+        let step = tokio::spawn({
+            let target = target.clone();
+            async move { run_step(&target, &mut ours, sql, TRIES_MAX).await }
+        });
+        let waits = format!(
+            "select count(*) from information_schema.processlist
+             where db = '{database}' and state = 'Waiting for table metadata lock'"
+        );
+        while server.sql("", &waits) == "0" {}
+        // The reader stays, so this returns only because the migration gives up its place.
+        server.sql(database, "set lock_wait_timeout = 60; select count(*) from ibid_record");
+        assert!(!step.is_finished());
+        drop(reader);
+        step.await.expect("it ends").expect("it has the lock now");
+        server.sql(database, "select later from ibid_record");
     }
 
     #[test]

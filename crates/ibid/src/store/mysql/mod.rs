@@ -167,7 +167,7 @@ impl MysqlStore {
         let target = MysqlTarget::new(url, MysqlOptions { migrate: true, upgrade: true, ..options })?;
         let before = open::schema(&target).await?;
         open::prepare(&target).await?;
-        Ok(Migration { before, after: before.max(migrate::KNOWN) })
+        Ok(Migration { before, after: before.max(migrate::newest_known_step()) })
     }
 
     /// Returns the step that the tables at `url` are at (0: none).
@@ -234,7 +234,7 @@ impl MysqlStore {
 
     /// Returns the newest step of the schema that this program knows.
     pub fn newest_schema() -> u32 {
-        migrate::KNOWN
+        migrate::newest_known_step()
     }
 
     /// Returns the URL of the database without user and password.

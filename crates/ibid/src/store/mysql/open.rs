@@ -275,8 +275,8 @@ pub(super) async fn follows(connection: &mut MysqlConnection) -> Result<Option<b
 pub(super) async fn prepare(target: &MysqlTarget) -> Result<(), MysqlOpenError> {
     let mut connection = target.connect().await?;
     let applied = migrate::read_schema(target, &mut connection).await?;
-    let (found, known) = (applied.step, migrate::KNOWN);
-    if !applied.is_usable(migrate::KNOWN) {
+    let (found, known) = (applied.step, migrate::newest_known_step());
+    if !applied.is_usable(known) {
         let may_change = if found == 0 { target.options.migrate } else { target.options.upgrade };
         if !may_change {
             return Err(MysqlOpenError::NotMigrated { display_url: target.display_url(), found, known });

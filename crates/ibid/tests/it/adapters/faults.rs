@@ -183,6 +183,21 @@ pub(super) async fn a_row_that_changed_since_the_snapshot_means_again<A: Adapter
     assert_eq!(fault_of(execute(&mut bob, TOUCH, &[Param::I64(1)]).await), Some(SqlFault::Serialization));
 }
 
+/// A rebuilt table has no older versions of its rows, after `optimize table` or some changes of a schema.
+pub(super) async fn a_table_rebuilt_since_the_snapshot_means_again<A: Adapter>(test_db: TestDatabase) {
+    let pool = IsolatedDatabase::new(with_table::<A>(&test_db, 2).await, Isolation::RepeatableRead);
+    let mut ann = pool.begin().await.unwrap();
+    execute(&mut ann, "create table other (id int primary key)", &[]).await.unwrap();
+    let mut bob = pool.begin().await.unwrap();
+    assert_eq!(number(&mut bob, "select count(*) from other").await, 0);
+    execute(&mut ann, "alter table thing force", &[]).await.unwrap();
+    let look = super::query(&mut bob, "select n from thing", &[ibid_core::sql::Type::I64], &[]).await;
+    assert_eq!(fault_of(look), Some(SqlFault::Serialization));
+    bob.rollback().await.unwrap();
+    let mut tx = pool.begin().await.unwrap();
+    assert_eq!(number(&mut tx, "select n from thing where id = 1").await, 0);
+}
+
 pub(super) async fn a_transaction_runs_at_the_chosen_level<A: Adapter>(test_db: TestDatabase) {
     let pool = with_table::<A>(&test_db, 2).await;
     for (level, seen) in [(Isolation::ReadCommitted, 1), (Isolation::RepeatableRead, 0)] {

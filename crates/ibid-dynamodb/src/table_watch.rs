@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::table::{TableCheckup, describe};
 
-/// What the last look at the table found.
+/// Result of the last look at the table.
 #[derive(Debug, Default)]
 pub(crate) struct TableWatch {
     /// Reason why nothing may begin.

@@ -186,11 +186,10 @@ pub(super) async fn a_row_that_changed_since_the_snapshot_means_again<A: Adapter
 /// A rebuilt table has no older versions of its rows, after `optimize table` or some changes of a schema.
 pub(super) async fn a_table_rebuilt_since_the_snapshot_means_again<A: Adapter>(test_db: TestDatabase) {
     let pool = IsolatedDatabase::new(with_table::<A>(&test_db, 2).await, Isolation::RepeatableRead);
-    let mut ann = pool.begin().await.unwrap();
-    execute(&mut ann, "create table other (id int primary key)", &[]).await.unwrap();
+    super::change_schema(&pool, "create table other (id int primary key)").await;
     let mut bob = pool.begin().await.unwrap();
     assert_eq!(number(&mut bob, "select count(*) from other").await, 0);
-    execute(&mut ann, "alter table thing force", &[]).await.unwrap();
+    super::change_schema(&pool, "alter table thing force").await;
     let look = super::query(&mut bob, "select n from thing", &[ibid_core::sql::Type::I64], &[]).await;
     assert_eq!(fault_of(look), Some(SqlFault::Serialization));
     bob.rollback().await.unwrap();

@@ -54,9 +54,9 @@ async fn keep_looking(client: Client, table: String, watch: Weak<TableWatch>, ev
         if watch.strong_count() == 0 {
             return;
         }
-        let found = describe(&client, &table).await;
+        let described = describe(&client, &table).await;
         let Some(watch) = watch.upgrade() else { return };
-        match found {
+        match described {
             Ok(checkup) => watch.note(checkup),
             // What the last look found stays.
             Err(error) => {

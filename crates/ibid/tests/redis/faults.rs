@@ -326,11 +326,11 @@ async fn nothing_begins_until_the_append_only_file_is_complete() {
     server.set("appendonly", "yes");
     let mut is_seen = false;
     loop {
-        let begun = try_begin(&store, &begin()).await;
+        let tried = try_begin(&store, &begin()).await;
         if server.info("aof_rewrite_in_progress") == "0" {
             break;
         }
-        let refused = begun.expect_err("a crash now would lose it");
+        let refused = tried.expect_err("a crash now would lose it");
         is_seen |= format!("{refused:?}").contains("its file is not complete yet");
     }
     assert!(is_seen, "the server was inspected meanwhile");

@@ -44,7 +44,7 @@ fn after_a_clock_jump_the_sweeper_resumes_nothing() {
             policy   on_lapse={rule}
             ann      begins             -> run
             +30s
-            sweeper  resumes carefully  -> ignored
+            sweeper  resumes carefully  -> wait
             sweeper  sweeps carefully   -> {careful}
             ",
         ));

@@ -232,7 +232,7 @@ fn the_sweeper_resumes_in_doubt_calls_with_growing_pauses() {
         record   is due in 2s
         eve      resumes          -> ignored
         +2s
-        eve      resumes carefully -> ignored
+        eve      resumes carefully -> wait
         eve      sweeps           -> ignored      (it can't run the handler)
         eve      decides: resumes -> resume after `ride`
         dan      resumes          -> resume after `ride`

@@ -53,6 +53,8 @@ pub enum StoreFault {
     LocksRows,
     /// The next takeover finds its row locked, and then the fault is over.
     LocksNextRow,
+    /// Every change that begins an attempt is refused at once. Other changes are written.
+    TakesNoBegins,
     /// Every renewal waits until another mode is set.
     HangsRenewals,
     /// Every load, and every read of due records, waits until another mode is set.
@@ -215,6 +217,9 @@ impl Store for FaultyStore {
                     tokio::time::sleep_until(send_by.into()).await;
                     tokio::time::sleep(Duration::from_millis(1)).await;
                     Err(StoreError::overloaded("faulty", "commit"))
+                }
+                StoreFault::TakesNoBegins if change.begins_attempt(send_by.is_some()) => {
+                    Err(StoreError::no_room("faulty", "commit", "it is full"))
                 }
                 StoreFault::LosesTakeovers | StoreFault::LocksRows | StoreFault::LocksNextRow => {
                     self.commit_around_locks(change, mode).await

@@ -58,8 +58,8 @@ impl SharedResult {
 
     async fn wait(&self) -> Option<FoundRecord> {
         let mut woken = pin!(self.wake.notified());
-        // Registered before the result is looked at, so that no wake is lost. A wake that is not used, because this future
-        // is dropped or has found the result first, goes to another waiter.
+        // Registered before the result is looked at, so that no wake is lost. If this future is dropped after its wake, the wake goes to
+        // another waiter. One that finds the result first needs none, and neither does any that comes later.
         woken.as_mut().enable();
         if let Some(found) = self.found.get() {
             return found.clone();

@@ -288,9 +288,9 @@ impl Engine {
     }
 
     /// Notes an outage. No owner can renew its lease meanwhile, so a lease that has lapsed when the store is back may be of
-    /// a live attempt. A locked row is no outage.
+    /// a live attempt. A locked row is no outage, and neither is a change that was refused at once.
     pub(super) fn watch_error(&self, error: &StoreError) {
-        if error.is_transient() && !error.is_contended() {
+        if error.is_transient() && !error.is_contended() && !error.is_unsent() {
             self.clock.note_outage(Instant::now());
         }
     }
@@ -312,11 +312,11 @@ impl Retry {
     }
 
     /// Returns whether the store has refused a write that was sent at `at`: permanently or, for upkeep, because the row is
-    /// locked. While an earlier send may still hold the row, a lock says nothing.
+    /// locked or the store takes no such write now. While an earlier send may still hold the row, a lock says nothing.
     fn is_refusal(&self, error: &StoreError, at: Instant) -> bool {
         let is_held = || self.lost_reply_until.is_some_and(|until| at < until);
         match self.give_up {
-            GiveUp::Soon => !error.is_transient() || error.is_contended() && !is_held(),
+            GiveUp::Soon => !error.is_transient() || error.is_unsent() || error.is_contended() && !is_held(),
             GiveUp::Late => !error.is_transient(),
         }
     }

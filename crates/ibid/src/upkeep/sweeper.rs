@@ -120,6 +120,9 @@ async fn sweep(ibid: &Ibid, stored: StoredRecord) -> SweepOutcome {
 /// Takes a record over and runs its request. Returns `None` if the record cannot be resumed here and has to be settled
 /// instead.
 async fn resume(ibid: &Ibid, stored: &StoredRecord, runner: &dyn Resume) -> Option<SweepOutcome> {
+    if !machine::is_resumable(&stored.record, stored.now) {
+        return None;
+    }
     // Without a permit, the next sweep finds the record again, and this one continues behind it.
     let Ok(permit) = ibid.upkeep().resumes.slots.take(&stored.record.identity.tenant, 1) else {
         return Some(SweepOutcome::Left);
@@ -128,9 +131,6 @@ async fn resume(ibid: &Ibid, stored: &StoredRecord, runner: &dyn Resume) -> Opti
         return Some(SweepOutcome::Left);
     };
     let request = request?;
-    if !machine::is_resumable(&stored.record, stored.now) {
-        return None;
-    }
     let at = Instant::now();
     let lease = stored.record.policy.lease;
     let resumed = |nonce| Event::Resume { nonce, careful: ibid.engine().is_clock_unsure(lease) };

@@ -83,6 +83,24 @@ async fn a_sweeper_resumes_a_locked_record_in_its_next_round() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_sweep_settles_records_while_the_store_takes_no_begins() {
+    let store = FaultyStore::new(Arc::new(MemoryStore::new(Clock::system())));
+    let node = Ibid::start(store.clone(), takes_over_at_start()).await.expect("it starts");
+    node.resume_with(Arc::new(Runs { node: node.clone(), requests: Arc::default() }));
+    let (resumable, failing) = (TestRecord::fresh(), TestRecord::fresh());
+    put(&*store, &keeping(insert(&resumable, lapsed_draft(&resumable)), "five")).await;
+    let policy = Policy::default().with(|policy| policy.on_lapse = OnLapse::Fail);
+    let draft = Draft { policy: Arc::new(policy), ..lapsed_draft(&failing) };
+    put(&*store, &insert(&failing, draft)).await;
+    store.set(StoreFault::TakesNoBegins);
+    let sweep = tokio::time::timeout(Duration::from_secs(60), upkeep::sweep_once(&node)).await;
+    assert_eq!(sweep.expect("one record does not hold up the others").expect("the store answers"), 1);
+    let state = async |name: &TestRecord| load(&*store, name.id).await.expect("it is there").record.state;
+    assert_eq!(state(&failing).await, State::Completed);
+    assert_eq!(state(&resumable).await, State::InProgress, "the next sweep tries again");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_sweeper_without_permits_leaves_the_rest_to_another_node() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new(Clock::system()));
     // More than one node resumes at once, and no request ends.

@@ -168,7 +168,7 @@ pub(super) fn newest_known_step() -> u32 {
 
 const OP: &str = "read the schema";
 
-/// Migrations of one database wait for each other: at most for a minute, in which a first step is long done. Without the lock
+/// Migrations of one database wait for each other: for a minute at most, which is enough unless a step waits for locks. Without the lock
 /// they would run the same statements, each of which can be repeated.
 const LOCK: &str =
     "set session lock_wait_timeout = 2; do get_lock(concat('ibid schema ', left(database(), 40)), 60)";

@@ -87,14 +87,14 @@ impl DataIds {
         connection: &MultiplexedConnection,
         bucket: Bucket,
     ) -> Result<BucketData, RedisError> {
-        let known = self.0.lock()[bucket.index()].clone();
+        let is_new = self.0.lock()[bucket.index()].is_none();
         let ask = async |name: &str, value: Option<&[u8]>| {
             let mut command = Cmd::new();
             command.arg(name).arg(bucket.data_id()).arg(STORE_ID).arg(value);
             send(connection.clone(), &command, false).await
         };
         let mut stored = ask("HGET", None).await;
-        if known.is_none() && matches!(stored, Ok(Value::Nil)) {
+        if is_new && matches!(stored, Ok(Value::Nil)) {
             stored = match ask("HSETNX", Some(&random::<16>())).await {
                 // Another process may have been faster.
                 Ok(_) => ask("HGET", None).await,
@@ -107,14 +107,10 @@ impl DataIds {
             Err(error) if is_elsewhere(&error) => return Ok(BucketData::Elsewhere),
             stored => stored?,
         };
-        Ok(match (known, reply::bytes(&stored)) {
-            (Some(known), Some(stored)) if known == stored => BucketData::Known,
-            (Some(_), Some(_)) => BucketData::OfAnotherStore,
-            (_, None) => BucketData::Lost,
-            (None, Some(stored)) => {
-                self.0.lock()[bucket.index()] = Some(stored.to_vec());
-                BucketData::Known
-            }
-        })
+        let Some(stored) = reply::bytes(&stored) else { return Ok(BucketData::Lost) };
+        // The first look that ends decides, because another one may have read the id meanwhile.
+        let mut ids = self.0.lock();
+        let known = ids[bucket.index()].get_or_insert_with(|| stored.to_vec());
+        Ok(if known.as_slice() == stored { BucketData::Known } else { BucketData::OfAnotherStore })
     }
 }

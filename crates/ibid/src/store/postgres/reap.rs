@@ -28,7 +28,7 @@ impl PostgresCore {
         let limit = i64::from(limit.min(STEP_MAX));
         let started = Instant::now();
         let step = match target {
-            ReapTarget::Records => self.reap_records(from, limit).await?,
+            ReapTarget::Records => self.reap_records(from, limit.min(RECORDS_MAX)).await?,
             ReapTarget::Effects { keep } => {
                 self.reap_in_order(include_str!("sql/reap_effects.sql"), from, keep, limit).await?
             }
@@ -191,6 +191,10 @@ const OP: &str = "reap";
 /// Rows in one statement at most, whatever is asked: some tens of milliseconds, and far below the time for which others
 /// wait for a lock.
 const STEP_MAX: u32 = 2000;
+
+/// Records in one step at most: about a millisecond, in which a begin may wait for the processor. With 400 records in a step the p99
+/// of begins was 4.7 ms instead of 2.3 (two cores, both busy), and with 100 2.4.
+const RECORDS_MAX: i64 = 100;
 
 /// Records overdue by 22 hours that a step over policies reads, from the index alone: some tens of milliseconds. With more, the
 /// reaper is far behind, or as many dead letters wait for an operator, and policies are the least of it.

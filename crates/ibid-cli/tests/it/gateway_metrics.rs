@@ -63,16 +63,18 @@ async fn metrics_equal_what_happened(on: On) {
     release_lose_and_change_routes(&gateway).await;
     outlive_a_lease(&gateway, &upstream).await;
 
+    // A round of the gauges counts states and dead letters one after the other, so a record that is settled in between is in one of
+    // the counts until the next round. No lookup settles the unknown record.
     let quiet = until_async("all records are counted", async || {
         let now = samples(&gateway).await;
-        (of(&now, "ibid_records") == ["{state=\"completed\"} 10", "{state=\"unknown\"} 1"]).then_some(now)
+        let are_counted = of(&now, "ibid_records") == ["{state=\"completed\"} 10", "{state=\"unknown\"} 1"]
+            && of(&now, "ibid_dead_letters") == ["{kind=\"records\"} 1"];
+        are_counted.then_some(now)
     })
     .await;
     assert_reserve_counts(&quiet);
     assert_eq!(of(&quiet, "ibid_zombie_keys_total"), [" 1"], "the late answer is no second lapse");
     assert_eq!(gateway.log().matches("lease lapsed").count(), 1, "one line");
-    let letters = of(&quiet, "ibid_dead_letters");
-    assert_eq!(letters, ["{kind=\"records\"} 1"], "no lookup settles the unknown record");
     assert_run_counts(&quiet);
     assert_eq!(upstream.deliveries_begun(), 12, "one run, one delivery");
     for chore in ["sweeper", "reaper"] {

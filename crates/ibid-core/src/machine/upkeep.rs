@@ -115,7 +115,7 @@ pub(super) fn resume(record: Option<&Record>, nonce: Nonce, careful: bool, now: 
 /// Returns whether a sweeper that can run the handler may take the record over: its run lapsed, or was released with an in-doubt
 /// call and its client has not retried.
 ///
-/// A record that cannot be resumed is left to [`sweep_lapsed`].
+/// A record that cannot be resumed is settled by [`Event::Lapsed`](super::Event::Lapsed).
 pub fn is_resumable(record: &Record, now: Timestamp) -> bool {
     let rest = match record.state {
         State::InProgress => !record.flags.asynchronous && may_run_again(record),

@@ -58,7 +58,7 @@ async fn keep_looking(client: Client, table: String, watch: Weak<TableWatch>, ev
         let Some(watch) = watch.upgrade() else { return };
         match described {
             Ok(checkup) => watch.note(checkup),
-            // What the last look found stays.
+            // The result of the look before it stays.
             Err(error) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "no look at the table");
             }
